@@ -34,13 +34,13 @@ def _get_model(get_model: Any, model_name: str) -> type:
 
 @patch_module("recbole.data.dataset")
 def _add_datasets(module: ModuleType) -> None:
-    """Let RecBole find the plugin's data where it looks for a dataset class by a model's name."""
+    """Let RecBole find the plugin's data where it looks for a dataset by a model's name."""
     _add_class(module, "Dataset", "recbole_pos.data.recbole_view", "read_view")
 
 
 @patch_module("recbole.trainer")
 def _add_trainers(module: ModuleType) -> None:
-    """Let RecBole find the plugin's trainer where it looks for a trainer class by a model's name."""
+    """Let RecBole find the plugin's trainer where it looks for a trainer by a model's name."""
     _add_class(module, "Trainer", "recbole_pos.experiment.trainer", "PosTrainer")
 
 
@@ -109,8 +109,8 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
 
-    # ``load_col`` lists the columns to read by default. RecBole leaves out the time, which models of
-    # the plugin need; add_time_field returns the list with it, by its name in the user's options.
+    # ``load_col`` lists the columns to read by default. RecBole leaves out the time, which models
+    # of the plugin need; add_time_field returns the list with the time column of the options.
     default_columns = {"load_col": internal.get("load_col")}
     internal["load_col"] = add_time_field({**internal, **options, **default_columns})
 

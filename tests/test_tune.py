@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
 from recbole_pos.tuning.search_plan import plan_search, resume_search
 from recbole_pos.tuning.space import parse_space
-from recbole_pos.tuning.trials import BEST, Trial, TrialSearch, TrialTable
+from recbole_pos.tuning.trials import BEST, TrialSearch, TrialTable
 
 FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
 SPACE = (
@@ -55,14 +56,17 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(
     cluster: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SearchResult, Any]:
-    before = len(notes(cluster))
-    made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4, max_concurrent=2)
-    return made, notes(cluster)[before:]
+) -> tuple[SearchResult, SearchResult, Any]:
+    """A search of two trials; the same search, extended to four; what its processes noted."""
+    folder, before = tmp_path_factory.mktemp("tune"), len(notes(cluster))
+    first = tune(tiny, folder, num_samples=2, max_concurrent=2)
+    extended = search(resume=first.folder, num_samples=4, max_concurrent=1, verbose=False)
+    return first, extended, notes(cluster)[before:]
 
 
 def test_the_folder_is_complete(found: Any) -> None:
-    made, folder = found[0], found[0].folder
+    _, made, _ = found
+    folder = made.folder
     assert {"trials.csv", "test.json", "best.yaml", "best"} <= {*os.listdir(folder)}
     table = pd.read_csv(folder / "trials.csv", float_precision="round_trip")
     assert list(table["trial"]) == [0, 1, 2, 3]
@@ -79,11 +83,19 @@ def test_the_folder_is_complete(found: Any) -> None:
     assert list((folder / "trials").glob("trial_*/events.out.tfevents.*"))  # for TensorBoard
 
 
+def test_an_extended_search_keeps_its_trials_and_the_test_of_an_earlier_best(found: Any) -> None:
+    first, extended, by_workers = found
+    assert extended.trials[:2] == first.trials
+    assert sum(what == "epoch" for _, what, _ in by_workers) == 4 * 2  # none is trained again
+    earlier = [one["test"] for one in read(extended.folder, "test.json")["earlier"]]
+    assert earlier == ([first.test] if extended.best.number >= 2 else [])
+
+
 def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
     found: Any, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = found[0]
+    made = found[1]
     assert main(["run", f"--config_files={made.folder / 'best.yaml'}", "--run_dir=again"]) == 0
     again = read(tmp_path / "again", "result.json")
     assert again["best_valid"]["ndcg@10"] == made.best.score
@@ -96,133 +108,89 @@ def test_test_data_are_read_once_and_never_by_a_trial(
     cluster: Path, found: Any, tiny: Path
 ) -> None:
     """And workers read no files, and keep to their cores; nor does a resumed search read them."""
-    made, by_workers = found
+    first, made, by_workers = found
     counts = Counter(what for _, what, _ in by_workers)
     assert counts["file"] == 0 and counts["valid"] > 0  # the spy does see
     assert {count for _, what, count in by_workers if what == "threads"} == {1}
     targets = prepare(PosConfig("FPARec", "tiny", None, {**FAST, "data_path": str(tiny)}))
-    tested = [n for n, (_, what, _) in enumerate(by_workers) if what == "test"]
-    assert len(tested) == 1  # one batch, once, at the end
-    assert by_workers[tested[0]][2] == len(targets.loaders["test"]._dataset)
-    assert tested[0] > max(n for n, (_, what, _) in enumerate(by_workers) if what == "epoch")
+    tested = [count for _, what, count in by_workers if what == "test"]
+    num_best = len({first.best.number, made.best.number})
+    assert tested == [len(targets.loaders["test"]._dataset)] * num_best  # a batch each
+    testers = {process for process, what, _ in by_workers if what == "test"}
+    assert not testers & {process for process, what, _ in by_workers if what == "epoch"}
     before = len(notes(cluster))
     again = search(resume=made.folder, verbose=False)
     assert again.test == made.test and again.best == made.best and len(notes(cluster)) == before
 
 
-def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys) -> None:
-    """As if it had been as long from the start; the test is spent again only for a new best."""
-    whole, folder = found[0].folder, tmp_path / "out"
-    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("tests", "test.json", "0000[1-9]"))
-    lines = (whole / "trials.csv").read_text().splitlines()
-    (folder / "trials.csv").write_text("\n".join(lines[:2]))
-    facts = read(folder, "search.json")
-    (folder / "search.json").write_text(json.dumps({**facts, "num_samples": 1}))
-    assert main(["tune", "--resume", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert "best of 1 trial" in printed and "test (once)" in printed
-    before = read(folder, "test.json")
-    assert before["trial"] == 0
-    again = search(resume=folder, num_samples=4, max_concurrent=1, verbose=False)
-    assert [t.options for t in again.trials] == [t.options for t in found[0].trials]
-    assert (folder / "trials.csv").read_text().splitlines()[1] == lines[1]  # not trained again
-    after, expected = read(folder, "test.json"), read(whole, "test.json")
-    assert (after["trial"], after["test"]) == (expected["trial"], expected["test"])
-    earlier = [one["test"] for one in after["earlier"]]
-    assert earlier == ([before["test"]] if after["trial"] else [])
+@pytest.fixture(scope="module")
+def moved(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A search with ASHA in which trial 3 finds no room on the disk; search and data then move.
 
+    The data can be learned: item n is followed by item n + 1.
 
-def test_a_resumed_search_samples_what_it_would_have_sampled(
-    cluster: Path, tiny: Path, tmp_path: Path, monkeypatch
-) -> None:
-    """Under a condition, one at a time, stopped as trial 2 begins; TPE: test_tune_space.py."""
+    Returns:
+        The new folder, with the data in it; the states of the trials; and the error.
+    """
+    folder = tmp_path_factory.mktemp("search")
+    users, steps = np.divmod(np.arange(60 * 12), 12)
+    items = (7 * users + steps) % 40
+    log = {"user_id": [f"u{u}" for u in users], "item_id": [f"i{i}" for i in items]}
+    data = write_atomic(pd.DataFrame({**log, "timestamp": 1.5e9 + steps}), folder / "data")
+    np.save(data / "v.npy", np.random.default_rng(0).normal(size=(40, 4)))
+    (data / "v.txt").write_text("\n".join(f"i{n}" for n in range(40)))
     space = (
-        "n_layers: {randint: [1, 2]}\nlearning_rate: {loguniform: [1e-3, 1e-1]}\n"
-        "hidden_dropout_prob: {choice: [0.1, 0.3], when: {n_layers: 2}}\n"
+        "n_heads: {choice: [16, 1]}\n"
+        "n_layers: {choice: [1, 2], when: {n_heads: 1}}\n"
+        "learning_rate: {choice: [0.01, 1e-9], when: {n_layers: 1}}\n"
     )
-    how: dict[str, Any] = {"searcher": "optuna", "num_samples": 4, "given": {"epochs": 1}}
-    whole = tune(tiny, tmp_path / "whole", space, **how)
-    suggest = TrialSearch.suggest
-
-    def stop(self: TrialSearch, trial_id: str) -> Any:
-        config = suggest(self, trial_id)
-        if config["number"] == 2:
-            raise RuntimeError("killed")
-        return config
-
-    with monkeypatch.context() as patched, pytest.raises(TrainingError, match="killed"):
-        patched.setattr(TrialSearch, "suggest", stop)
-        tune(tiny, tmp_path / "killed", space, **how)
-    folder = tmp_path / "killed" / "out"
-    lines = (folder / "trials.csv").read_text().splitlines()
-    assert len(lines) == 4 and lines[3].startswith("2,unfinished")
-    before = len(notes(cluster))
-    resumed = search(resume=folder, max_concurrent=1, verbose=False)
-    assert [t.options for t in resumed.trials] == [t.options for t in whole.trials]
-    assert [t.score for t in resumed.trials] == [t.score for t in whole.trials]
-    assert all(("hidden_dropout_prob" in t.options) == (t.options["n_layers"] == 2)
-               for t in whole.trials)  # fmt: skip
-    epochs = [n for _, what, n in notes(cluster)[before:] if what == "epoch"]
-    assert len(epochs) == 2  # of trials 2 and 3
-    assert (folder / "trials.csv").read_text().splitlines()[1:3] == lines[1:3]
-
-
-def test_a_lost_trial_is_trained_after_the_search_has_moved(
-    cluster: Path, tiny: Path, tmp_path: Path, capsys, refused
-) -> None:
-    """A trial for which there is no room is no result; the rest is trained where the search and its
-    data are now."""
-    old, moved, out = tmp_path / "old", tmp_path / "data", tmp_path / "out"
+    given = {"epochs": 6, "stopping_step": 9, "position": "rope", "item_vectors": data / "v.npy"}
+    how = {"searcher": "grid", "scheduler": "asha", "grace_epochs": 3, "given": given}
     broken = Path(f"{cluster}.broken")
-    shutil.copytree(tiny, old)
-    np.save(old / "v.npy", np.random.default_rng(0).normal(size=(40, 4)))
-    (old / "v.txt").write_text("\n".join(f"i{n}" for n in range(40)))
-    (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2]}\n")
-    words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={old}", "--searcher=grid"]
-    words += [*(f"--{key}={value}" for key, value in FAST.items()), "--epochs=2", "--quiet"]
-    words += [f"--space={tmp_path / 'space.yaml'}", f"--run_dir={out}"]
-    words += [f"--item_vectors={old / 'v.npy'}"]
     broken.touch()
     try:
-        assert main([*words, "--max_concurrent=1"]) == 1
+        with pytest.raises(TrainingError) as raised:
+            tune(data, folder, space, "PosSASRec", **how)
     finally:
         broken.unlink()
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and "1 of 2 trials" in error and "No space left" in error
-    assert not (out / "test.json").exists() and not (out / "best").exists()
-    old.rename(moved)
-    out = out.rename(tmp_path / "here")
+    trials = read(folder / "out", "trials.json")["trials"]
+    return folder.rename(folder.with_name("moved")), trials, str(raised.value)
+
+
+def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(moved: Any) -> None:
+    _, trials, _ = moved
+    assert [trial["state"] for trial in trials] == ["failed", "finished", "stopped", "lost"]
+    assert [trial["epochs"] for trial in trials] == [0, 6, 3, 0]
+    assert "over 16 heads" in trials[0]["reason"]
+
+
+def test_nothing_is_tested_while_a_trial_is_lost(moved: Any) -> None:
+    folder, _, error = moved
+    assert "\n" not in error and "1 of 4 trials" in error and "No space left" in error
+    assert not (folder / "out" / "test.json").exists() and not (folder / "out" / "best").exists()
+
+
+def test_a_lost_trial_is_trained_where_the_search_and_its_data_are_now(
+    cluster: Path, moved: Any, refused
+) -> None:
+    folder, trials, _ = moved
+    out, data = folder / "out", folder / "data"
     resume = ["tune", "--resume", str(out), "--quiet"]
     refused(resume, "data_path")
-    resume.append(f"--data_path={moved}")
+    resume.append(f"--data_path={data}")
     refused(resume, "item_vectors")
-    resume.append(f"--item_vectors={moved / 'v.npy'}")
+    resume.append(f"--item_vectors={data / 'v.npy'}")
     refused([*resume, "--init_from=x"], "leave out 'init_from'")
     refused([*resume, "--metric=mrr@10"], "--max_concurrent", "leave out 'metric'")
     refused([*resume, "--epochs=1"], "leave out 'epochs'")
     before = len(notes(cluster))
     assert main(resume) == 0
-    assert [n for _, what, n in notes(cluster)[before:] if what == "epoch"] == [0, 1]
-    assert list(pd.read_csv(out / "trials.csv")["state"]) == ["finished"] * 2
+    # only the lost trial is trained; the failed one fails again
+    assert [n for _, what, n in notes(cluster)[before:] if what == "epoch"] == [*range(6)]
+    now = read(out, "trials.json")["trials"]
+    assert [trial["state"] for trial in now] == ["failed", "finished", "stopped", "finished"]
+    assert now[1:3] == trials[1:3]
     assert (out / "best" / "checkpoint.pt").is_file() and read(out, "test.json")["test"]
-
-
-def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(
-    cluster: Path, tmp_path: Path
-) -> None:
-    """On data that can be learned: item n is followed by item n + 1."""
-    users, steps = np.divmod(np.arange(60 * 12), 12)
-    items = (7 * users + steps) % 40
-    log = {"user_id": [f"u{u}" for u in users], "item_id": [f"i{i}" for i in items]}
-    write_atomic(pd.DataFrame({**log, "timestamp": 1.5e9 + steps}), tmp_path)
-    space = "learning_rate: {choice: [0.01, 1e-9]}\nn_heads: {choice: [16, 1]}\n"
-    given = {"epochs": 9, "stopping_step": 9, "position": "rope"}
-    how = {"searcher": "grid", "scheduler": "asha", "grace_epochs": 3, "given": given}
-    made = tune(tmp_path, tmp_path, space, "PosSASRec", **how)
-    assert [trial.state for trial in made.trials] == ["failed", "finished", "failed", "stopped"]
-    assert [trial.epochs for trial in made.trials] == [0, 9, 0, 3]
-    assert "over 16 heads" in made.trials[0].reason
-    assert made.best.number == 1 and list(made.best.curve) == list(range(9))
 
 
 def test_a_full_disk_is_one_line(
@@ -252,17 +220,15 @@ def test_wrong_input_leaves_nothing_behind(
 
 
 def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path) -> None:
-    folder = found[0].folder
+    folder = found[1].folder
     with pytest.raises(UsageError, match=f"holds a search already; .*tune --resume {folder}` or"):
         tune(tiny, folder.parent)
-    for name in ("search.json", "trials.csv"):
-        shutil.copy(folder / name, tmp_path)
+    shutil.copy(folder / "search.json", tmp_path)
     data = write_atomic(make_log(seed=1), tmp_path / "other")
-    with pytest.raises(UsageError, match="the data, .* have changed"):
+    with pytest.raises(UsageError, match="the data, .* are not those that the search began with"):
         search(resume=tmp_path, config_dict={"data_path": str(data)})
-    with open(tmp_path / "trials.csv", "a") as file:
-        file.write("4,finished,high\n")
-    with pytest.raises(UsageError, match="trials.csv: the row of trial 4 is damaged"):
+    (tmp_path / "trials.json").write_text('{"trials": [')
+    with pytest.raises(UsageError, match="trials.json is damaged"):
         search(resume=tmp_path)
 
 
@@ -283,16 +249,52 @@ def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None
     resumed = resume_search(folder, args, {"init_from": str(new)}, {})
     resumed.note_inputs({"data": "1"})
     (new / "checkpoint.pt").write_bytes(b"2")
-    with pytest.raises(UsageError, match="weights .* have changed"):
+    with pytest.raises(UsageError, match="weights .* are not those"):
         resumed.note_inputs({"data": "1"})
 
 
-def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def restart(tiny: Path, tmp_path: Path) -> Callable[[str], TrialSearch]:
+    """``restart(folder)``: the searcher of a search with a condition, as each call makes it."""
+    file = tmp_path / "space.yaml"
+    file.write_text(
+        "n_layers: {randint: [1, 2]}\nlearning_rate: {loguniform: [1e-3, 1e-1]}\n"
+        "hidden_dropout_prob: {quniform: [0, 0.4, 0.1], when: {n_layers: 2}}\n"
+    )
+    args = SearchArguments(num_samples=16, searcher="optuna", seed=3)
+    plan = plan_search("FPARec", "tiny", file, [], {"data_path": str(tiny)}, args)
+
+    def restart_search(folder: str) -> TrialSearch:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        table = TrialTable(tmp_path / folder, plan.space, plan.metric, plan.mode)
+        return TrialSearch(plan, table, tmp_path / folder, Reporter(False))
+
+    return restart_search
+
+
+def test_a_resumed_search_samples_what_it_would_have_sampled(restart: Any) -> None:
+    """By TPE, which samples at random for ten trials; stopped as trials 2 and 13 had begun."""
+
+    def train(trials: TrialSearch, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            rate = trials.suggest(str(number))["plain"]["learning_rate"]
+            end = {BEST: -rate, "state": "finished", "best_epoch": 0, "epoch": 1}
+            trials.on_trial_complete(str(number), end)
+
+    whole, resumed = restart("whole"), restart("resumed")
+    train(whole, 0, 15)
+    for first, last in ((0, 1), (2, 12), (13, 15)):
+        train(resumed, first, last)
+        resumed.suggest("killed")
+        resumed = restart("resumed")
+    options = [trial.options for trial in whole.table.trials]
+    assert [trial.options for trial in resumed.table.trials[:16]] == options
+    assert {len(trial) for trial in options} == {2, 3}  # the third only under its condition
+
+
+def test_trials_without_a_score_are_not_bad_ones(restart: Any) -> None:
     """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
-    given = {"data_path": str(tiny)}
-    plan = plan_search("FPARec", "tiny", None, [], given, SearchArguments(num_samples=4))
-    table = TrialTable(tmp_path / "trials.csv", plan.space, plan.metric, plan.mode)
-    trials = TrialSearch(plan, table, tmp_path, Reporter(False))
+    trials = restart("search")
     asked = {name: trials.suggest(name) for name in "abcd"}
     done = {BEST: 0.1, "state": "finished", "best_epoch": 0, "epoch": 1, "parameters": 9}
     trials.on_trial_result("b", done)
@@ -303,33 +305,24 @@ def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> 
     )
     states = [trial.state.name for trial in trials._ot_study.trials]
     assert states == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
-    again = TrialTable(table.file, plan.space, plan.metric, plan.mode)
-    assert again.trials == table.trials and again.find_best() == table.trials[0]
-    assert [t.state for t in again.trials] == ["finished", "lost", "failed", "unfinished"]
-    resumed = TrialSearch(plan, again, tmp_path, Reporter(False))
+    resumed = restart("search")
+    table = resumed.table
+    assert table.trials == trials.table.trials and table.find_best() == table.trials[0]
+    assert [t.state for t in table.trials] == ["finished", "lost", "failed", "unfinished"]
     assert [resumed.suggest(name) for name in "bcd"] == [asked[name] for name in "bcd"]
 
 
 def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
-    space = parse_space(
-        {
-            "cell": {"choice": ["=1+1", ["rope"], None, True, 1e-05]},
-            "step": {"quniform": [0, 1, 0.1]},
-            "whole": {"randint": [-3, 3], "when": {"step": [0.3]}},
-            "real": {"loguniform": [1e-9, 1e-2]},
-        },
-        {},
-    )
-    table = TrialTable(tmp_path / "trials.csv", space, "ndcg@10", "max")
-    for number, value in enumerate(space.parameters[0].values):
-        whole = {"whole": -2} if number else {}
-        step = 0.3 if number else 0.7
-        table.start(number, {"cell": value, "step": step, **whole, "real": 1 / 3e3})
-    table.trials[0] = Trial(0, table.trials[0].options, "finished", 0.1 + 0.2, 1, 2, 3.0, 4, "")
+    values = ["=1+1", ["rope"], None, True, 1e-05]
+    space = parse_space({"cell": {"choice": values}, "real": {"loguniform": [1e-9, 1e-2]}}, {})
+    table = TrialTable(tmp_path, space, "ndcg@10", "max")
+    for number, value in enumerate(values):
+        table.start(number, {"cell": value, "real": 1 / 3e3} if number else {"cell": value})
+    table.trials[0].score = 0.1 + 0.2
     table.write()
     row = pd.read_csv(table.file, dtype=str).iloc[0]
-    assert row["cell"] == "'=1+1" and row["epochs"] == "2" and pd.isna(row["whole"])
-    assert TrialTable(table.file, space, "ndcg@10", "max").trials == table.trials
+    assert row["cell"] == "'=1+1" and row["epochs"] == "0" and pd.isna(row["real"])
+    assert TrialTable(tmp_path, space, "ndcg@10", "max").trials == table.trials
 
 
 def test_a_run_says_why_it_failed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import shop
 import torch
@@ -18,8 +19,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.runs.worker import SharedData
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
-from recbole_pos.tuning.space import Parameter, Space, read_space
-from recbole_pos.tuning.trials import ResumableSampler, Trial, TrialTable, create_study
+from recbole_pos.tuning.space import Space, read_space
+from recbole_pos.tuning.trials import ResumableSampler, Trial, TrialTable
 from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """
@@ -54,7 +55,7 @@ def search_of(
 
 def sample(space: Space, number: int, is_random: bool = False, seed: int = 0) -> list[dict]:
     """Options of so many trials, none of which ends."""
-    study = create_study("max", ResumableSampler(seed, is_random))
+    study = optuna.create_study(sampler=ResumableSampler(seed, is_random))
     return [space.suggest(study.ask()) for _ in range(number)]
 
 
@@ -136,7 +137,7 @@ def test_the_direction_of_a_search_is_that_of_its_metric(tmp_path: Path) -> None
     metric = "averagepopularity@10"
     given = {"metrics": ["NDCG", "AveragePopularity"]}
     search = search_of(write(tmp_path, ALL_KINDS), given=given, metric=metric).search
-    table = TrialTable(tmp_path / "trials.csv", search.space, search.metric, search.mode)
+    table = TrialTable(tmp_path, search.space, search.metric, search.mode)
     table.trials = [Trial(n, {}, "finished", value) for n, value in enumerate((0.2, 0.1, 0.3))]
     assert table.find_best() == table.trials[1]
 
@@ -185,32 +186,6 @@ def test_fixed_options_hold_for_what_is_searched(tmp_path: Path) -> None:
     text += "n_heads: {choice: [1, 4], when: {hidden_size: 32}}\n"
     found = search_of(write(tmp_path, text))
     assert found.base["hidden_size"] == 32 and len(found.space.list_points()) == 4
-
-
-SEARCHED = [
-    Parameter("n_layers", "choice", [1, 2, 3], "here"),
-    Parameter("dropout", "quniform", [0.0, 0.5, 0.1], "here"),
-    Parameter("window", "randint", [3, 9], "here", {"n_layers": [2]}),
-    Parameter("learning_rate", "loguniform", [1e-4, 1e-1], "here"),
-]
-
-
-def test_tpe_depends_on_the_recorded_trials_and_the_seed_only() -> None:
-    """A new study of the same trials and results has the same next trial, that of another not."""
-    space = Space(SEARCHED)
-    distributions = {parameter.name: parameter.distribution for parameter in SEARCHED}
-    old = create_study("max", ResumableSampler(3))
-    for number in range(14):
-        trial = old.ask()
-        options = space.suggest(trial)
-        assert space.encode(options) == trial.params
-        assert {name: distributions[name] for name in trial.params} == trial.distributions
-        old.tell(trial, number / 10)
-    following = space.suggest(old.ask())
-    for seed in (3, 4):
-        new = create_study("max", ResumableSampler(seed))
-        new.add_trials(old.trials[:14])
-        assert (space.suggest(new.ask()) == following) == (seed == 3)
 
 
 def score(made: Experiment) -> dict[str, float]:

@@ -154,6 +154,25 @@ def count_concurrent_runs(resources: Resources) -> int:
     return count_runs(_list_machines(), resources)
 
 
+def start_run(resources: Resources, *arguments: Any, **keywords: Any) -> Any:
+    """Start ``train_run(*arguments, **keywords)`` as a task of Ray, somewhere in the cluster.
+
+    If the process or machine of the task is lost, Ray starts it again, up to :data:`MOST_LOSSES`
+    times, and :func:`train_run` goes on from the last checkpoint in the folder of the run.
+
+    Args:
+        resources: CPUs and GPUs of the task.
+        arguments, keywords: arguments of :func:`train_run`.
+
+    Returns:
+        Ray's reference to the result of the task.
+    """
+    task: Any = ray.remote(train_run).options(
+        max_retries=MOST_LOSSES, num_cpus=resources.cpus, num_gpus=resources.gpus
+    )
+    return task.remote(*arguments, **keywords)
+
+
 class RayRuns:
     """Runs as tasks of a Ray cluster, as ``local_runs.LocalRuns`` runs them as processes.
 
@@ -161,7 +180,7 @@ class RayRuns:
 
     Attributes:
         is_started: whether this object joined or started Ray, and has to stop it.
-        choose_resources, count_concurrent_runs: the functions of this module.
+        choose_resources, count_concurrent_runs, start: functions of this module.
         share: puts data into Ray's object store, which keeps them once a machine.
     """
 
@@ -171,26 +190,8 @@ class RayRuns:
         self.is_started = connect(address)
         self.choose_resources = choose_resources
         self.count_concurrent_runs = count_concurrent_runs
+        self.start = start_run
         self.share = ray.put
-
-    def start(self, resources: Resources, *arguments: Any) -> Any:
-        """Start ``train_run(*arguments)`` as a task of Ray, somewhere in the cluster.
-
-        If the process or machine of the task is lost, Ray starts it again, and :func:`train_run`
-        goes on from the last checkpoint in the folder of the run.
-
-        Args:
-            resources: CPUs and GPUs of the task.
-            arguments: arguments of :func:`train_run`.
-
-        Returns:
-            Ray's reference to the result of the task.
-        """
-        # MOST_LOSSES: how often Ray may start the task again
-        task = ray.remote(train_run).options(
-            max_retries=MOST_LOSSES, num_cpus=resources.cpus, num_gpus=resources.gpus
-        )
-        return task.remote(*arguments)
 
     def wait(self, runs: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Wait up to a second for a run to end, and yield it with the facts that it returned.
@@ -199,7 +200,7 @@ class RayRuns:
         run more often than it starts it again, the facts say that the run has failed, and why.
 
         Args:
-            runs: Ray's references to running tasks, as :meth:`start` returned them.
+            runs: Ray's references to running tasks, as :func:`start_run` returned them.
 
         Yields:
             The reference, and the dict that ``train_run`` returned, such as ``{"status": "done"}``.

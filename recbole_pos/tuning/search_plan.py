@@ -88,32 +88,32 @@ class Search:
         return make_row_config(self.facts.options, sampled)
 
     def note_inputs(self, identity: dict[str, Any]) -> None:
-        """Note a hash of everything that trials read, and refuse to resume with other inputs.
+        """Keep a hash of everything that trials read, and refuse to resume with other inputs.
 
         The hash covers the data, the code of a custom model, and the weights that trials start
-        from.
+        from. It is kept in ``facts.inputs``, and so in ``search.json``.
 
         Args:
             identity: hashes of the data and its split.
 
         Raises:
-            UsageError: if the search has been started with other inputs.
+            UsageError: if the search was started with other inputs.
         """
-        # STARTS are the options, such as init_from, that name a trained run to start from. Hash the
-        # weights of that run: its path may change before a search is resumed, its weights must not.
-        # ``plain`` is a dict of all options of the configuration.
-        paths = [self.config.plain[key] for key in STARTS if self.config.plain.get(key)]
-        weights = RunFolder(paths[0]).checkpoint if paths else None
-        origin = [digest_file(weights)] if weights and weights.is_file() else []
+        # The options STARTS (init_from and update_from) name a trained run from whose weights
+        # trials start. The path of the run may change until a search is resumed, so its weights
+        # are hashed. ``plain`` is a dict of all options of the configuration.
+        weight_digests = []
+        for key in STARTS:
+            if path := self.config.plain.get(key):
+                weight_digests.append(digest_file(RunFolder(path).checkpoint))
 
-        # digest_run also hashes the options of all trials and the code of a custom model, but no
-        # paths. ``facts`` are written into the folder of the search, and read when it is resumed.
-        inputs = digest_run(self.config, identity, *origin)
+        # digest_run also hashes the options of all trials and the code of a custom model.
+        inputs = digest_run(self.config, identity, *weight_digests)
         if self.facts.inputs not in ("", inputs):  # empty for a new search
             raise UsageError(
                 "--resume: the data, the code of the model, or the weights that trials start from "
-                "have changed since the search began; give the places of those of then as "
-                "--data_path and --init_from, or start a new search"
+                "are not those that the search began with; if they have moved, name their places "
+                "by --data_path and --init_from, else start a new search"
             )
         self.facts.inputs = inputs
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.options import DATA, SCHEDULE, find_option
 from recbole_pos.errors import UsageError
@@ -112,19 +110,6 @@ class Parameter:
             return [float(value) for value in self.values]  # sampled values are float, too
         return [self.choices[0], self.choices[-1]]
 
-    def list_values(self) -> Sequence[Any]:
-        """Return every value of a searched option, for a grid search.
-
-        Raises:
-            UsageError: if there are infinitely many, as for ``uniform`` and ``loguniform``.
-        """
-        if self.choices is None:  # any real number between two ends
-            raise UsageError(
-                f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
-                "none; use choice"
-            )
-        return self.choices
-
     def has(self, value: Any) -> bool:
         """Return whether a searched option can have a value, of any type."""
         if self.choices is not None:
@@ -142,20 +127,6 @@ class Parameter:
             value: a value that the option can have.
         """
         return value if self.choices is None else list(self.choices).index(value)
-
-    @property
-    def distribution(self) -> CategoricalDistribution | FloatDistribution | IntDistribution:
-        """Optuna's distribution of what it samples for the option: an index or a real number.
-
-        The indices of a ``choice`` have no order.
-        """
-        # ``choices`` are all values that the option can have, None for a range of real numbers
-        if self.choices is None:
-            low, high = self.values
-            return FloatDistribution(low, high, log=self.kind == "loguniform")
-        if self.kind == "choice":
-            return CategoricalDistribution(range(len(self.choices)))
-        return IntDistribution(0, len(self.choices) - 1)
 
     def suggest(self, trial: Any) -> Any:
         """Return the value of a searched option that a trial of Optuna samples.
@@ -282,51 +253,50 @@ class Space:
         A parameter (searched option) whose conditions are not met is left out of the combination.
         For ``fusion: [early, late]`` and ``heads: [1, 2]`` with ``when: {fusion: early}`` there are
         three: early with 1 head, early with 2, and late.
+
+        Raises:
+            UsageError: if a parameter has infinitely many values, as ``uniform`` and
+                ``loguniform`` have.
         """
         # Extend the combinations of the earlier parameters by each value of the next. Parameters
         # are in an order in which each comes after those that its condition names.
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
-            values = parameter.list_values()
+            if parameter.choices is None:  # any real number between two ends
+                raise UsageError(
+                    f"{parameter.location}: {parameter.name}: a grid needs values to list, and "
+                    f"{parameter.kind} has none; use choice"
+                )
             extended: list[dict[str, Any]] = []
             for options in combinations:
                 if self.exists(parameter, options):
-                    extended += [{**options, parameter.name: value} for value in values]
+                    extended += [{**options, parameter.name: value} for value in parameter.choices]
                 else:
                     extended.append(options)
             combinations = extended
         return combinations
 
     def meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
-        """Return values of other searched options with which a parameter (searched option) exists.
+        """Return values of other searched options, under which a parameter exists in a trial.
 
-        For a parameter with ``when: {fusion: early}`` that is ``{"fusion": "early"}``, and whatever
-        ``fusion`` needs to exist itself.
+        For a parameter with ``when: {fusion: [early, both]}`` that is ``{"fusion": "early"}``, the
+        first allowed value, and what the option ``fusion`` itself needs to exist.
 
         Args:
-            parameter: the parameter, which is not part of the result.
+            parameter: the parameter (searched option), which is not part of the result.
 
         Raises:
             UsageError: if its condition never holds.
         """
-        # The conditions on searched options; others are met or not, whatever is sampled.
         searched = {earlier.name: earlier for earlier in self.parameters}
-        conditions = {name: when for name, when in parameter.when.items() if name in searched}
-
-        # These options have conditions of their own, which are met first. A condition names earlier
-        # parameters only, so this ends. Then each option gets a value that meets the condition.
         options: dict[str, Any] = {}
-        for name in conditions:
-            options |= self.meet_conditions(searched[name])
-        for name, allowed in conditions.items():
-            possible = [value for value in allowed if searched[name].has(value)]
-            if possible:
-                options[name] = possible[0]
+        for name, allowed in parameter.when.items():
+            if name in searched:  # other options have one value in all trials, see ``context``
+                options |= self.meet_conditions(searched[name])
+                # the first allowed value that the search can sample; None if it can sample none
+                options[name] = next(filter(searched[name].has, allowed), None)
 
-        # An option may have none of the allowed values, or two conditions may contradict each
-        # other. Then one of these options would not exist in such a trial.
-        dependents = [parameter, *(searched[name] for name in options)]
-        if not all(self.exists(dependent, options) for dependent in dependents):
+        if not self.exists(parameter, options):
             raise UsageError(
                 f"{parameter.location}: {parameter.name}: its condition {shown(parameter.when)} "
                 "never holds"
@@ -422,10 +392,10 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
 
 
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
-    """Check a search space by configurations with each parameter at each of its extreme values.
+    """Check a search space before the first trial; nothing is trained.
 
-    A parameter is a searched option. Its extremes are all choices, or both ends of a range. So a
-    wrong option is found before the first trial, and nothing is trained.
+    Each searched option (parameter) is tried at its extreme values, which are all choices or both
+    ends of a range, in a configuration of the other options.
 
     Args:
         space: the space. Its ``context`` is filled with the values of options that conditions name
@@ -436,43 +406,48 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     Raises:
         UsageError: with the file and line of a wrong option.
     """
-    # The options of all trials, without searched ones: {} stands for no sampled option.
+    # First the options of all trials: {} has no sampled option.
     try:
         config = build({})
     except UsageError as error:
-        # If the message names an option that the space file sets, add its line.
-        location = next((space.lines[name] for name in space.fixed if name in str(error)), None)
-        if location is None:
-            raise
-        raise _add_location(location, error) from error
+        # If the message names an option that the space file sets, add the line of that option.
+        lines = [space.lines[name] for name in space.fixed if name in str(error)]
+        raise _add_location(lines[0], error) if lines else error from None
 
-    # Refuse options that must be the same in all trials, and conditions on unknown options.
-    # ``config.plain`` is a dict of all options of a trial.
     for parameter in space.parameters:
-        prefix = f"{parameter.location}: {parameter.name}"
-        # The role of an option is what it decides: DATA are data, split and metrics, SCHEDULE is
-        # the length of training.
-        if find_option(parameter.name).role in (DATA, SCHEDULE):
-            raise UsageError(
-                f"{prefix} cannot be searched: data, split, metrics and the length of training are "
-                "the same for all trials; give one value"
-            )
-        for name in parameter.when.keys() - set(space.names):
-            if name not in config.plain:
-                raise UsageError(
-                    f"{prefix}: its condition names {shown(name)}, which is neither searched here "
-                    "nor an option of the model"
-                )
-            space.context[name] = config.plain[name]
-
-    # The extreme values, together with values of other options that meet the parameter's condition.
-    for parameter in space.parameters:
+        _check_parameter(parameter, space, config.plain)  # a dict of all options
         required = space.meet_conditions(parameter)
         for value in parameter.extremes:
             try:
                 build({**required, parameter.name: value})
             except UsageError as error:
                 raise _add_location(parameter.location, error) from error
+
+
+def _check_parameter(parameter: Parameter, space: Space, fixed: Mapping[str, Any]) -> None:
+    """Refuse to search an option that trials must share, or under a condition on unknown options.
+
+    Args:
+        parameter: the searched option.
+        space: its space. Its ``context`` gets the values of options that the condition names and
+            that are not searched.
+        fixed: all options of a trial without sampled ones, by name.
+    """
+    prefix = f"{parameter.location}: {parameter.name}"
+    # The role of an option is what it decides: DATA are data, split and metrics, SCHEDULE is the
+    # length of training.
+    if find_option(parameter.name).role in (DATA, SCHEDULE):
+        raise UsageError(
+            f"{prefix} cannot be searched: data, split, metrics and the length of training are "
+            "the same for all trials; give one value"
+        )
+    for name in parameter.when.keys() - set(space.names):
+        if name not in fixed:
+            raise UsageError(
+                f"{prefix}: its condition names {shown(name)}, which is neither searched here "
+                "nor an option of the model"
+            )
+        space.context[name] = fixed[name]
 
 
 def _add_location(location: str, error: UsageError) -> UsageError:

@@ -1,7 +1,7 @@
 """The trials of a search: their table, and how Ray Tune runs them.
 
-:class:`TrialTable` is the record ``trials.csv``, from which a search resumes. :class:`TrialSearch`
-samples the trials and records how they end; :func:`run_trial` trains one in a process of Ray's.
+:class:`TrialTable` is their record, from which a search resumes. :class:`TrialSearch` samples
+the trials and records how they end; :func:`run_trial` trains one in a process of Ray's.
 
 A trial reports its best validation value so far, by which ASHA decides: by the value of the newest
 epoch, it would stop trials that wait for patience. A failed trial reports its reason and raises no
@@ -15,7 +15,7 @@ import io
 import logging
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,20 @@ import numpy as np
 import optuna
 import ray
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FixedTrial, create_trial
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, count_parameters
-from recbole_pos.files import write_text
+from recbole_pos.files import write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.runs.worker import MOST_LOSSES, Resources, train_run
 from recbole_pos.study.rendered_table import format_duration, format_options
+from recbole_pos.study.study_folder import read_json
 from recbole_pos.tuning.search_plan import Search
-from recbole_pos.tuning.space import Parameter, Space
+from recbole_pos.tuning.space import Space
 from recbole_pos.values import escape_formula
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -80,33 +82,36 @@ class Trial:
 
 
 class TrialTable:
-    """The trials of a search by number, and the file ``trials.csv`` in which they are recorded.
+    """The trials of a search by number, and the files in which they are recorded.
+
+    ``trials.json`` has all of them, and is read when the search is resumed. ``trials.csv`` has them
+    as a table for people.
 
     Attributes:
-        file: path of ``trials.csv``.
+        folder: folder of the search.
         space: space of the search, whose options have a column each.
+        metric: name of the validation metric.
         mode: ``max`` or ``min``, whichever is better.
-        columns: names of the columns of the file.
         trials: the trials; their index is their number.
     """
 
-    def __init__(self, file: Path, space: Space, metric: str, mode: str) -> None:
-        """Read the trials of earlier calls from the file, if it exists.
+    def __init__(self, folder: Path, space: Space, metric: str, mode: str) -> None:
+        """Read the trials of earlier calls from ``trials.json``, if it exists.
 
         Args:
-            file: path of ``trials.csv``.
-            space: space of the search, whose options have a column each.
-            metric: name of the validation metric, which is part of a column's name.
+            folder: folder of the search.
+            space: space of the search.
+            metric: name of the validation metric.
             mode: ``max`` or ``min``, whichever is better.
-
-        Raises:
-            UsageError: naming the trial whose row is damaged.
         """
-        self.file, self.space, self.mode = file, space, mode
-        # A column for each searched option stands between the results and the reason of a failure.
-        first = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds"]
-        self.columns = [*first, "parameters", *space.names, "reason"]
-        self.trials: list[Trial] = self._read() if file.is_file() else []
+        self.folder, self.space, self.metric, self.mode = folder, space, metric, mode
+        recorded = read_json(folder / "trials.json").get("trials", [])
+        self.trials = [Trial(**fields) for fields in recorded]
+
+    @property
+    def file(self) -> Path:
+        """Path of the table for people."""
+        return self.folder / "trials.csv"
 
     def find_best(self) -> Trial | None:
         """Return the trial with the best validation value, the first of equal ones.
@@ -133,13 +138,13 @@ class TrialTable:
         return trial
 
     def write(self) -> None:
-        """Write the file, a row for each trial.
+        """Write both files. In the table the cell of an option that a trial lacks is empty."""
+        write_json(self.folder / "trials.json", {"trials": list(map(asdict, self.trials))})
 
-        The cell of an option that a trial does not have is empty.
-        """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(self.columns)
+        first = ["trial", "state", f"valid {self.metric}", "best_epoch", "epochs", "seconds"]
+        table.writerow([*first, "parameters", *self.space.names, "reason"])
         for trial in self.trials:
             cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
             cells += [trial.seconds, trial.parameters]
@@ -147,79 +152,6 @@ class TrialTable:
             # A spreadsheet would execute a cell that begins as a formula does.
             table.writerow(map(escape_formula, [*cells, trial.reason]))
         write_text(self.file, text.getvalue())
-
-    def _read(self) -> list[Trial]:
-        """Return the trials of the file, by number.
-
-        Raises:
-            UsageError: naming the trial whose row is damaged.
-        """
-        with self.file.open(newline="", encoding="utf-8") as opened:
-            rows = list(csv.reader(opened))[1:]  # without the names of the columns
-        trials: list[Trial] = []
-        try:
-            for row in rows:
-                trials.append(self._parse_row(row))
-        except (ValueError, IndexError) as error:
-            # Trial i is in row i, counted from 0 after the names, so the number of trials read so
-            # far is the number of the damaged one.
-            raise UsageError(
-                f"{self.file}: the row of trial {len(trials)} is damaged: {error}; restore the file"
-            ) from error
-        return trials
-
-    def _parse_row(self, row: list[str]) -> Trial:
-        """Return the trial of a row of the file.
-
-        Args:
-            row: cells, in the order of ``columns``.
-
-        Raises:
-            ValueError, IndexError: if the row is damaged.
-        """
-        number, state, score, best_epoch, epochs, seconds, parameters, *option_cells, reason = row
-
-        # Empty cells are of options whose conditions were not met, so that they did not exist.
-        cells = dict(zip(self.space.names, option_cells, strict=True))
-        options: dict[str, Any] = {}
-        for parameter in self.space.parameters:
-            if self.space.exists(parameter, options):
-                options[parameter.name] = _parse_option(parameter, cells[parameter.name])
-
-        return Trial(
-            int(number),
-            options,
-            state,
-            score=float(score) if score else None,
-            best_epoch=int(best_epoch) if best_epoch else None,
-            epochs=int(epochs),
-            seconds=float(seconds),
-            parameters=int(parameters) if parameters else None,
-            reason=reason,
-        )
-
-
-def _parse_option(parameter: Parameter, cell: str) -> Any:
-    """Return the value of a searched option from its cell in ``trials.csv``.
-
-    Args:
-        parameter: the searched option: its kind of sampling and its values.
-        cell: text of the cell.
-
-    Raises:
-        ValueError, IndexError: if the cell is no number, or none of the option's values.
-    """
-    # A choice was written as text, with a ' before one that a spreadsheet would run as a formula
-    # (escape_formula), so look for the choice with that text. [0] raises IndexError if none has it.
-    if parameter.kind == "choice":
-        return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
-    # Any number of a range.
-    value = float(cell)
-    if parameter.choices is None:
-        return value
-    # One of a list of numbers, which may be int. ``encode`` returns the index of the equal one, or
-    # raises ValueError.
-    return parameter.choices[parameter.encode(value)]
 
 
 # --- training ---
@@ -345,19 +277,6 @@ class ResumableSampler(BaseSampler):
         return self.sampler.sample_independent(study, trial, *parameter)
 
 
-def create_study(mode: str, sampler: BaseSampler, **storage: Any) -> optuna.Study:
-    """Return a new study of Optuna, its record of trials, from which the sampler learns.
-
-    Args:
-        mode: ``max`` if higher values are better, ``min`` if lower ones are.
-        sampler: samples the options of each trial.
-        storage: further arguments of ``optuna.create_study``, such as where it is stored.
-    """
-    return optuna.create_study(
-        direction="maximize" if mode == "max" else "minimize", sampler=sampler, **storage
-    )
-
-
 class TrialSearch(OptunaSearch):
     """Ray's OptunaSearch, which begins with the recorded trials and records further ones.
 
@@ -373,10 +292,7 @@ class TrialSearch(OptunaSearch):
     """
 
     def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
-        """Fill Optuna's study with earlier results, trials to resume, and the points of a grid.
-
-        A result is given to the sampler. Trials to resume and points of a grid (combinations of all
-        values) are queued, so that they are trained before anything new is sampled.
+        """Make a study of Optuna, with all trials of earlier calls and the points of a grid.
 
         Args:
             search: the search.
@@ -387,33 +303,33 @@ class TrialSearch(OptunaSearch):
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
         facts, space = search.facts, search.space
-        # A grid needs no sampler, since its points are queued; OptunaSearch, the base, wants one.
-        sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
-        # OptunaSearch, made below with the same storage and name, finds the study by them.
-        shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
 
-        # Trials with a result inform the sampler; the others are the next to be trained.
-        study = create_study(search.mode, sampler, **shared)
+        # A study is Optuna's record of trials, from which its sampler learns. OptunaSearch finds it
+        # by storage and name. (A grid needs no sampler, but OptunaSearch wants one.)
+        sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
+        shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
+        study = optuna.create_study(
+            direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **shared
+        )
+
+        # Trials get their numbers in the order in which they enter the study. One with a result
+        # informs the sampler. Any other is queued, and so trained before a new one is sampled.
         for trial in table.trials:
             values = space.encode(trial.options)  # as Optuna samples them: indices or numbers
-            if trial.has_result:
-                distributions: dict[str, Any] = {
-                    parameter.name: parameter.distribution
-                    for parameter in space.parameters
-                    if parameter.name in values
-                }
-                study.add_trial(
-                    optuna.trial.create_trial(
-                        value=trial.score, params=values, distributions=distributions
-                    )
-                )
-            else:
+            if not trial.has_result:
                 study.enqueue_trial(values)
+                continue
+            replayed = FixedTrial(values)
+            space.suggest(replayed)  # it records from which distribution each value comes
+            study.add_trial(
+                create_trial(value=trial.score, params=values, distributions=replayed.distributions)
+            )
 
-        # The points of a grid that have no trial yet: trial i has the i-th point.
+        # The points of a grid (combinations of all values) are queued as well: trial i is point i.
         points = space.list_points() if facts.searcher == "grid" else []
         for point in points[len(table.trials) : facts.num_samples]:
             study.enqueue_trial(space.encode(point))
+
         # OptunaSearch calls _sample for each trial that is to be trained, queued ones first.
         super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **shared)
 

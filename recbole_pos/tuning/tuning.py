@@ -42,9 +42,10 @@ from recbole_pos.runs.cluster import (
     choose_resources,
     connect,
     count_concurrent_runs,
+    start_run,
     stop,
 )
-from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData, train_run
+from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData
 from recbole_pos.study.rendered_table import format_options
 from recbole_pos.study.study_folder import read_curve
 from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
@@ -166,18 +167,15 @@ def tune(
 
         # Read the data, and the trials of earlier calls.
         data = _prepare_data(search)  # refuses data without validation, or other data than before
-        table = TrialTable(folder / "trials.csv", search.space, search.metric, search.mode)
-        runs = _Runs(search, folder, table, data, args)
+        table = TrialTable(folder, search.space, search.metric, search.mode)
 
-        # Connect to Ray, unless nothing is left to train or test. Find out what resources a trial
-        # has, and how many trials fit at a time.
-        if not runs.are_done:
-            quiet_tune()
-            stack.callback(stop, connect(args.address))
-            runs.resources = choose_resources(
-                args.cpus_per_trial, args.gpus_per_trial, search.config["use_gpu"]
-            )
-            runs.num_slots = count_concurrent_runs(runs.resources)
+        # Connect to Ray, and leave it in the end. Find out what resources a trial has.
+        quiet_tune()
+        stack.callback(stop, connect(args.address))
+        resources = choose_resources(
+            args.cpus_per_trial, args.gpus_per_trial, search.config["use_gpu"]
+        )
+        runs = _Runs(search, folder, table, data, args, resources)
 
         # Make the folder only now, so that wrong arguments leave no folder behind. SEARCH is the
         # name of the file of the facts, by which ``resume`` knows the folder of a search.
@@ -252,8 +250,7 @@ class _Runs:
         table: the record of its trials.
         data: the dataset.
         args: arguments of the call.
-        num_slots: number of trials that the cluster can train at the same time.
-        resources: resources of each trial.
+        resources: CPUs and GPUs of each trial.
     """
 
     search: Search
@@ -261,8 +258,7 @@ class _Runs:
     table: TrialTable
     data: Any
     args: SearchArguments
-    num_slots: int = 0
-    resources: Resources = Resources()
+    resources: Resources
 
     @property
     def advice(self) -> str:
@@ -274,12 +270,6 @@ class _Runs:
     def num_left(self) -> int:
         """Number of trials that have no result yet."""
         return self.search.facts.num_samples - sum(t.has_result for t in self.table.trials)
-
-    @property
-    def are_done(self) -> bool:
-        """Whether all trials have a result, and the best one is tested."""
-        best = self.table.find_best()
-        return not self.num_left and best is not None and self.find_test(best).result.is_file()
 
     def find_test(self, trial: Trial) -> RunFolder:
         """Return the folder of the test of a trial."""
@@ -335,8 +325,10 @@ class _Runs:
             searcher: samples the trials and records how they end.
         """
         # Ray reads this variable: how many trials may wait for their process at a time. By default
-        # it is one for a searcher, so that most of a hundred machines would be idle for long.
-        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(self.num_slots)
+        # it is one for a searcher, so that most of a hundred machines would be idle for long. Here
+        # it is as many as the machines of the cluster can train at the same time.
+        num_slots = count_concurrent_runs(self.resources)
+        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
 
         # ASHA compares trials after some numbers of epochs, and stops those that are not among the
         # best third. No trial is stopped before ``grace_epochs``.
@@ -402,23 +394,20 @@ class _Runs:
         if run.result.is_file():
             return best, run
 
-        # Run it as a task of Ray, which starts again if its process is lost, up to MOST_LOSSES
-        # times. Only here are the test interactions given to a process. ``tested_run`` is the
-        # trained run whose weights are tested; ``advice`` says how to continue the search.
+        # Run it as a task of Ray, which starts again if its process is lost. Only here are the
+        # test interactions given to a process. ``tested_run`` is the trained run whose weights are
+        # tested; ``advice`` says how to continue the search.
         make_folder(run.path.parent)
-        task: Any = ray.remote(train_run).options(
-            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
+        task = start_run(
+            self.resources,
+            self.search.make_config(best.options).plain,
+            str(run.path.resolve()),
+            SharedData(self.data, includes_test=True),
+            self.resources,
+            pack(self.search.config["model"]),
+            tested_run=str(find_run(self.folder, best.number).path.resolve()),
         )
-        facts = ray.get(
-            task.remote(
-                self.search.make_config(best.options).plain,
-                str(run.path.resolve()),
-                SharedData(self.data, includes_test=True),
-                self.resources,
-                pack(self.search.config["model"]),
-                tested_run=str(find_run(self.folder, best.number).path.resolve()),
-            )
-        )
+        facts = ray.get(task)
         # train_run returns the status, and the reason of a failure, in place of raising an error.
         if facts["status"] != DONE:
             raise TrainingError(
