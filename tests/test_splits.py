@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +70,7 @@ def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
     """(rows of the history, row of the target) of each phase, through the lazy rows."""
     found = {}
     for label, phase in enumerate(PHASES):
-        rows = PrefixRows(split.log, partial(split.find_targets, label), LONGEST, "_list", "n")
+        rows = PrefixRows(split, label, False, LONGEST, "_list", "n")
         batch = rows[np.arange(len(rows))]
         assert not batch["i_list"][torch.arange(LONGEST) >= batch["n"][:, None]].any()  # padding
         lengths = batch["n"].tolist()

@@ -253,25 +253,28 @@ def _require_ids_and_times(
     """Refuse a file whose columns of ids or times are not loaded, or are of a wrong type.
 
     Args:
-        file: the file, for the message.
-        table: inter, which needs users, items and times; user or item, which needs its ids.
-        kinds: loaded field -> its type: token (a name), float, or lists of these.
-        config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name them.
+        file: the file; the message lists all of its columns, loaded or not.
+        table: which table the file holds: inter, which needs users, items and times; or user or
+            item, which needs its ids.
+        kinds: loaded column -> its type: token (a name), float, or lists of these.
+        config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name the
+            columns.
     """
-    # For each of these options, the type that its field must have, and the tables that need it.
+    # Of each of these three fields, the type that it must have, and the tables that must have it.
     roles = {
         "USER_ID_FIELD": ("token", ("inter", "user")),
         "ITEM_ID_FIELD": ("token", ("inter", "item")),
         "TIME_FIELD": ("float", ("inter",)),
     }
-    for option, (expected, tables) in roles.items():
+    for option, (kind, tables_with_field) in roles.items():
         field = config[option]
-        if table in tables and kinds.get(field) != expected:
+        is_loaded = kinds.get(field) == kind
+        if table in tables_with_field and not is_loaded:
             raise UsageError(
-                f"{option}: expected {field}:{expected} among the loaded columns of {file.path}, "
-                f"which has {_list_kinds(file.kinds)}; set {option} or load_col (now "
-                f"{shown(config['load_col'])}). Of rows that are in order, without times, "
-                "`recbole-pos convert --time row_order` makes times"
+                f"{option}: expected {field}:{kind} among the loaded columns of {file.path}, which "
+                f"has {_list_kinds(file.kinds)}; set {option} or load_col (now "
+                f"{shown(config['load_col'])}). If rows have no time, but are in order, "
+                "`recbole-pos convert --time row_order` numbers them"
             )
 
 

@@ -124,20 +124,21 @@ def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> Non
     """Refuse a dataset whose files of interactions do not exist, with advice.
 
     Args:
-        name: name of the dataset; or a path at which none was found.
+        name: name of the dataset; or, where ``locate_dataset`` found none, the path that the user
+            has typed, such as ``logs/shop``.
         folder: folder of the dataset.
         parts: names of the parts of the split that have files of their own
             (``benchmark_filename``); None for one file.
     """
-    # If the folder does not exist, say that rather than which part is missing: with None for parts,
-    # ``list_interaction_files`` does not refuse a missing file.
-    is_name = Path(name).name == name
-    parts = parts if is_name and folder.is_dir() else None
-    if is_name and list_interaction_files(folder, name, parts)[0].exists():
-        return
+    # A path that is no name has no dataset. For a name, ``list_interaction_files`` refuses a
+    # missing part; if even the folder is missing, the message below says more.
+    path = Path(name)
+    if path.name == name:
+        path = folder
+        if folder.is_dir() and list_interaction_files(folder, name, parts)[0].exists():
+            return
 
-    # What the user typed may be a folder of datasets rather than one dataset.
-    path = folder if is_name else Path(name)
+    # Propose the datasets in the folder that the user has typed, or else those beside it.
     found = _list_datasets(Path(name)) or _list_datasets(path.parent)
     raise UsageError(
         f"dataset {shown(name)} not found: there is no {path / path.name}.inter"

@@ -91,7 +91,7 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     storage, given_part = tables.storage, tables.part_by_row
     if given_part is not None:
         given_part = given_part[tables.inter.index]
-    numbers = number_tables(tables, config, known)
+    numbers = convert_to_numbers(tables, config, known)
     del tables  # so that memory holds each column of interactions once while they are sorted
     names, missing = numbers.names, numbers.missing
 
@@ -165,8 +165,10 @@ class Numbers:
     kinds: dict[str, str]
 
 
-def number_tables(tables: Tables, config: Options, known: Vocabulary | None = None) -> Numbers:
-    """Replace names by ids; fill in missing numbers and scale numbers, as RecBole does.
+def convert_to_numbers(tables: Tables, config: Options, known: Vocabulary | None = None) -> Numbers:
+    """Convert the cells of all tables to numbers: names to ids, lists to padded arrays.
+
+    Missing numbers are filled in and numbers are scaled as RecBole does it.
 
     Args:
         tables: the tables as read, of names, numbers and lists.
@@ -179,41 +181,39 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
     names, ids = _number_all_names(tables, config, known)
     columns: dict[str, Columns] = {}
     missing: dict[str, np.ndarray] = {}
-    kinds: dict[str, str] = {}
     for table_name, table in tables.by_name().items():
-        columns[table_name] = {}
-
-        # Tables of users and items get a row for each id, in the order of ids: ``rows`` has its row
-        # in the file, or -1. For example, two rows of the ids [3, 1] give [-1, 1, -1, 0] for 4 ids.
-        # Interactions stay in the order of the file (None).
-        rows = None
-        if table_name != "inter":
-            key = key_fields(config)[table_name]
+        # Interactions stay in the order of the file. A table of users or items gets a row for each
+        # id: ``rows`` has its row in the file, or -1. For example, if the file has the ids [3, 1],
+        # ``rows`` is [-1, 1, -1, 0] for 4 ids.
+        rows, converted = None, {}
+        key = key_fields(config).get(table_name)
+        if key is not None:
             rows = np.full(len(names[key]), -1)
             rows[ids[table_name, key]] = np.arange(len(table))
-            columns[table_name][key] = torch.arange(len(rows))
-            kinds[key] = "token"
+            converted[key] = torch.arange(len(rows))
 
-        # Convert each field by its type; names are ids already.
-        for field in table:
-            if field in columns[table_name]:
-                continue
+        for field in table.columns.drop(key, errors="ignore"):
             kind = tables.kinds[field]
-            cells = ids.get((table_name, field), table[field])
             if kind == "float":
-                values = _pick(cells.to_numpy(), rows)
-                column, is_missing = _convert_numbers(values, field, config)
+                numbers = _pick(table[field].to_numpy(), rows)
+                converted[field], is_missing = _convert_numbers(numbers, field, config)
                 if is_missing.any():
                     missing[field] = is_missing
             elif kind == "token":
-                column = torch.from_numpy(_pick(cells, rows, none=0))
-            else:  # token_seq or float_seq
-                column = _convert_lists(cells, rows, field, kind, config)
-            columns[table_name][field] = column
-            kinds[field] = kind
-    # Keep only the names of fields that a table has.
-    names = {field: names_by_id for field, names_by_id in names.items() if field in kinds}
-    return Numbers(names, columns, missing, kinds)
+                converted[field] = torch.from_numpy(_pick(ids[table_name, field], rows, none=0))
+            else:  # lists of ids or of numbers
+                lists = ids[table_name, field] if kind == "token_seq" else table[field]
+                converted[field] = _convert_lists(lists, rows, field, kind, config)
+        columns[table_name] = converted
+
+    # Keep only what is about the fields of these tables.
+    loaded = {field for table_columns in columns.values() for field in table_columns}
+    return Numbers(
+        names={field: names_by_id for field, names_by_id in names.items() if field in loaded},
+        columns=columns,
+        missing=missing,
+        kinds={field: kind for field, kind in tables.kinds.items() if field in loaded},
+    )
 
 
 def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> np.ndarray:

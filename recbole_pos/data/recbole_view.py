@@ -7,9 +7,8 @@ each target, are made when they are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
-from operator import attrgetter
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,9 @@ from torch import Tensor
 
 from recbole_pos.data.attributes import read_feature_names, read_history_features
 from recbole_pos.data.dataset import Dataset
-from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.preparation import read_dataset
 from recbole_pos.data.splits import PHASES, TRAIN
-from recbole_pos.data.targets import find_selected
+from recbole_pos.data.targets import Split, find_selected
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.sequence_batch import Features
@@ -34,12 +32,25 @@ from recbole_pos.values import Options, shown
 class RecBoleView(SequentialDataset):
     """RecBole's dataset class over a finished dataset, for general models too.
 
-    What RecBole's class has no attribute for is looked up in ``data``.
+    RecBole's models and loaders read the attributes that its own class takes from files; an
+    attribute that is not set here is looked up in ``data``.
 
     Attributes:
         data: the dataset.
         phase: train, valid or test; None for a view of all interactions that have a history.
-        inter_feat: RecBole's name for the rows of the phase.
+        config: configuration of the dataset.
+        dataset_name, dataset_path: its name, and the folder that holds its folder.
+        uid_field, iid_field, time_field: names of the fields of users, items and times.
+        label_field: name of a field of labels, which RecBole's loaders add to rows.
+        max_item_list_len: L, most interactions of a history.
+        item_list_length_field: name of the field with the length of a history.
+        field2id_token, field2token_id: field -> names by id, and ids by name.
+        user_feat, item_feat: the tables of users and items; None if not loaded.
+        inter_feat: the rows of the phase.
+        field2type: field -> token, float, token_seq or float_seq.
+        field2source: field -> the table that it is in; of ids, user_id and item_id.
+        field2seqlen: field -> length of its lists; 1 if it has none.
+        field2bucketnum: field of numbers -> 2, which RecBole sets where numbers are no buckets.
     """
 
     inter_feat: Any
@@ -52,35 +63,38 @@ class RecBoleView(SequentialDataset):
             phase: train, valid or test, whose targets are the rows; None for all interactions that
                 have a history.
         """
-        # names and options, under the names that RecBole's models and loaders read
         config = data.config
         self.data, self.phase, self.config = data, phase, config
+
+        # names and options
         self.dataset_name, self.dataset_path = data.dataset_name, config["data_path"]
         self.uid_field, self.iid_field = data.uid_field, data.iid_field
         self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
 
-        # tables, and what RecBole knows of their fields
+        # tables, and what RecBole knows of their fields; lists have a second dimension
         self.field2id_token, self.field2token_id = data.field2id_token, data.field2token_id
         self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
         self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
         self.field2type = {field: FeatureType(kind) for field, kind in data.kinds.items()}
         self.field2source, self.field2seqlen = {}, {}
         for name, table in data.tables.items():
-            for field, column in table.items():  # lists have a second dimension, their length
+            for field, column in table.items():
                 self.field2source[field] = FeatureSource(name)
                 has_lists = data.kinds[field].endswith("seq")
                 self.field2seqlen[field] = column.size(1) if has_lists else 1
         self.field2source[data.uid_field] = FeatureSource.USER_ID
         self.field2source[data.iid_field] = FeatureSource.ITEM_ID
         floats = [field for field, kind in data.kinds.items() if "float" in kind]
-        self.field2bucketnum = dict.fromkeys(floats, 2)  # RecBole's number without discretization
+        self.field2bucketnum = dict.fromkeys(floats, 2)
 
-        # Rows: sequential models take targets with their histories, other models take interactions.
+        # Rows: sequential models take targets with their histories, other models interactions. For
+        # histories RecBole's ``_aug_presets`` adds attributes such as ``item_id_list_field``, for
+        # which it reads the names of the columns in ``inter_feat``.
         self.inter_feat = Interaction(dict(data.log.fields))
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            self._aug_presets()  # names of the columns of histories
+            self._aug_presets()
             self.inter_feat = self._make_rows_with_history()
         elif phase is not None:
             self.inter_feat = self._make_rows_without_history()
@@ -96,28 +110,20 @@ class RecBoleView(SequentialDataset):
         return getattr(self.data, name)
 
     def _make_rows_with_history(self) -> PrefixRows:
-        """Return a row, with history, for each interaction that this view has.
+        """Return the rows of a sequential model: interactions, each with the history before it.
 
         These are the targets of the phase; with ``augmentation: none`` only each user's newest
         target of training. Without a phase they are all interactions that have a history.
         """
-        # The rows are chosen by a function that returns [interactions] bool, so that a pickled view
-        # need not hold them: an unpickled one computes them again. ``PrefixRows`` is a table of
-        # RecBole's that computes a row and its history when it is read. The first function, for a
-        # view without a phase, reads ``data.log.has_history``; PHASES are train, valid and test.
         data, config = self.data, self.config
-        find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
-        if self.phase is not None:
-            is_newest_only = self.phase == "train" and config["augmentation"] == "none"
-            number = PHASES.index(self.phase)
-            find_mask = partial(data.split.find_targets, number, is_newest_only)
         return PrefixRows(
-            data.log,
-            find_mask,
-            self.max_item_list_len,
-            config["LIST_SUFFIX"],
-            self.item_list_length_field,
-            read_history_features(data),
+            data.split,
+            phase=None if self.phase is None else PHASES.index(self.phase),
+            only_newest=self.phase == "train" and config["augmentation"] == "none",
+            max_length=self.max_item_list_len,
+            suffix=config["LIST_SUFFIX"],
+            length_field=self.item_list_length_field,
+            features=read_history_features(data),
         )
 
     def _make_rows_without_history(self) -> Interaction:
@@ -127,18 +133,17 @@ class RecBoleView(SequentialDataset):
         these, ``target_events`` (an option: which kind of interaction is to be predicted) leaves
         only that kind. For validation and test they are the targets.
         """
-        # PHASES are train, valid and test, numbered from 0 as in ``part``. ``find_selected`` gives
-        # [interactions] bool, or None if the option ``target_events`` is not set.
+        # ``find_selected`` returns None if the option ``target_events`` is not set. PHASES are
+        # train, valid and test, which have the numbers 0, 1 and 2.
         data = self.data
-        if self.phase == "train":
+        if self.phase != "train":
+            mask = data.split.find_targets(PHASES.index(str(self.phase)))
+        else:
             mask = data.part == TRAIN
-            is_selected = find_selected(
-                self.config["target_events"], data.log, data.missing, data.field2id_token
-            )
+            target_events = self.config["target_events"]
+            is_selected = find_selected(target_events, data.log, data.missing, data.field2id_token)
             if is_selected is not None:
                 mask &= is_selected
-        else:
-            mask = data.split.find_targets(PHASES.index(str(self.phase)))
         rows = torch.from_numpy(np.flatnonzero(mask))
         columns = {name: column[rows] for name, column in data.log.fields.items()}
         # A further column, called TARGET_EVENT, has the number of each row in the log.
@@ -233,12 +238,17 @@ class PrefixRows(Interaction):
 
     Row r is a target with the history before it. RecBole keeps histories of all rows as tensors of
     [rows, L]; this keeps the log only, and the number of each target's row once rows are read.
+
+    Attributes:
+        log: the interactions.
+        length: RecBole's name for how many rows there are.
     """
 
     def __init__(
         self,
-        log: EventLog,
-        find_mask: Callable[[], np.ndarray],
+        split: Split,
+        phase: int | None,
+        only_newest: bool,
         max_length: int,
         suffix: str,
         length_field: str,
@@ -246,11 +256,11 @@ class PrefixRows(Interaction):
     ) -> None:
         """Keep the interactions; a row for each target is computed when it is read.
 
-        ``length`` is RecBole's name for how many rows there are.
-
         Args:
-            log: the interactions.
-            find_mask: returns [interactions] bool, which interactions have a row.
+            split: the interactions, with their parts and targets.
+            phase: TRAIN, VALID or TEST, whose targets have a row; None for all interactions that
+                have a history.
+            only_newest: whether of the targets of a user only the newest one has a row.
             max_length: L, histories keep their last L interactions and are padded on the right.
             suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
             length_field: name of the field with the length of the history.
@@ -258,15 +268,21 @@ class PrefixRows(Interaction):
                 instead of those in the log, and of users (``users``), which each row gets, too.
         """
         super().__init__({})
-        self.log, self.max_length = log, max_length
-        self.suffix, self.length_field = suffix, length_field
+        self.split, self.log, self.phase, self.only_newest = split, split.log, phase, only_newest
+        self.max_length, self.suffix, self.length_field = max_length, suffix, length_field
         self.features = features or Features()
-        self.find_mask, self.length = find_mask, int(np.count_nonzero(find_mask()))
+        self.length = int(np.count_nonzero(self._has_row()))
+
+    def _has_row(self) -> np.ndarray:
+        """Return which interactions have a row: [interactions] bool, computed by every call."""
+        if self.phase is None:
+            return self.log.has_history
+        return self.split.find_targets(self.phase, self.only_newest)
 
     @cached_property
     def target(self) -> Tensor:
         """[rows] int64 row of each target in the log."""
-        return torch.from_numpy(np.flatnonzero(self.find_mask()))
+        return torch.from_numpy(np.flatnonzero(self._has_row()))
 
     @property
     def columns(self) -> list[str]:

@@ -22,37 +22,46 @@ def describe_split(summary: dict[str, Any]) -> str:
 
     Returns:
         Such as "split GT at time 893286638: train 900 targets of 1,000 interactions; test 80
-        targets of 90 interactions (10 without history)"; empty if every held-out interaction is a
-        target, under a split without boundaries in time.
+        targets of 90 interactions (10 without history)". The text is empty if there is nothing to
+        remark on the held-out parts, and the split is not at a point in time.
     """
-    targets, events, sessions = summary["targets"], summary["events"], summary["sessions"]
-    # ``sessions`` is empty unless whole sessions are split. PHASES are train, valid and test.
+    # Describe each part that has interactions. Only whole sessions have counts in ``sessions``.
+    sessions, boundaries = summary["sessions"], summary["boundaries"]
     parts = []
-    is_unusual = bool(summary["boundaries"])
+    is_remarkable = bool(boundaries)
     for phase in PHASES:
-        if not events[phase]:
+        num_interactions = summary["events"][phase]
+        if not num_interactions:
             continue
-        part = f"{phase} {targets[phase]:,} targets of {events[phase]:,} interactions"
-        remarks = []
+        part = f"{phase} {summary['targets'][phase]:,} targets of {num_interactions:,} interactions"
         if sessions:
             part += f" of {sessions[phase]:,} sessions"
-        if phase == "train":
-            if sessions and sessions["left_out"]:
-                remarks = [f"{sessions['left_out']:,} older sessions left out"]
-        else:
-            # Counts of interactions that are no targets (such as "10 without history"), and of
-            # unusual targets (such as "3 cold targets", of items that were never trained on).
-            # ``_REMARKABLE`` has the names of these counts; those that are 0 are not mentioned.
-            counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
-            remarks = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
-            is_unusual |= bool(remarks)
-        parts.append(part + (f" ({', '.join(remarks)})" if remarks else ""))
-    if not is_unusual:
+        if remarks := _list_remarks(summary, phase):
+            part += f" ({', '.join(remarks)})"
+            is_remarkable |= phase != "train"
+        parts.append(part)
+    if not is_remarkable:
         return ""
+
     (kind,) = summary["split"]  # its only key, such as GT
-    times = " and ".join(map(format_time, summary["boundaries"]))
-    boundaries = f" at time {times}" if times else ""
-    return f"split {kind}{boundaries}: {'; '.join(parts)}"
+    at = f" at time {' and '.join(map(format_time, boundaries))}" if boundaries else ""
+    return f"split {kind}{at}: {'; '.join(parts)}"
+
+
+def _list_remarks(summary: dict[str, Any], phase: str) -> list[str]:
+    """Return what is worth a remark on the part of a phase, such as "10 without history".
+
+    Args:
+        summary: of the split.
+        phase: train, valid or test.
+    """
+    if phase == "train":
+        num_left_out = summary["sessions"].get("left_out")
+        return [f"{num_left_out:,} older sessions left out"] if num_left_out else []
+    # ``_REMARKABLE`` has the names of counts: of interactions that are no targets, and of targets
+    # that are unusual, such as ``cold_targets``, of items that were never trained on.
+    counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
+    return [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:

@@ -394,35 +394,32 @@ def find_recent_sessions(
             that do not as ``left_out``; and as ``overlapping`` the validation and test sessions
             that began before the last training interaction.
     """
-    # Ids of the sessions, by their last times, and the part of each, which its first row has, too.
+    # All sessions in the order of their last times: id, first row, and part, which is the same for
+    # all interactions of a session.
     sessions = _order_sessions(log)
-    session_parts = part[log.offsets[sessions]]
+    first_rows = log.offsets[sessions]
+    parts = part[first_rows]
 
-    # Of the training sessions, ordered by their last times, leave the first ones out.
-    num_left_out = 0
-    is_kept = np.ones(len(log.lengths), dtype=bool)  # [sessions], by id
+    # Of the training sessions keep the last ones in this order.
+    is_kept = np.ones(len(sessions), dtype=bool)
     if train_fraction is not None:
-        fraction = read_fraction(train_fraction)
-        train_sessions = sessions[session_parts == TRAIN]
-        num_kept = max(math.floor(fraction * len(train_sessions)), 1)
-        num_left_out = len(train_sessions) - num_kept
-        is_kept[train_sessions[:num_left_out]] = False
+        train_places = np.flatnonzero(parts == TRAIN)
+        num_kept = max(math.floor(read_fraction(train_fraction) * len(train_places)), 1)
+        is_kept[train_places[:-num_kept]] = False
 
-    is_left = np.repeat(is_kept, log.lengths)
+    # The interactions of the sessions that are kept; ``log.lengths`` has their number by id.
+    is_kept_by_id = np.zeros(len(log.lengths), dtype=bool)
+    is_kept_by_id[sessions] = is_kept
+    is_left = np.repeat(is_kept_by_id, log.lengths)
 
     # Held-out sessions that began while training sessions were still going on.
     times = log.times.numpy()
     train_end = times[is_left & (part == TRAIN)].max(initial=-math.inf)
-    first_times = times[log.offsets[sessions]]
-    is_overlapping = (session_parts != TRAIN) & (first_times < train_end)
+    is_overlapping = (parts != TRAIN) & (times[first_rows] < train_end)
 
-    kept_parts = session_parts[is_kept[sessions]]
-    counts = {phase: int((kept_parts == number).sum()) for number, phase in enumerate(PHASES)}
-    return is_left, {
-        **counts,
-        "left_out": num_left_out,
-        "overlapping": int(is_overlapping.sum()),
-    }
+    counts = {phase: int((parts[is_kept] == number).sum()) for number, phase in enumerate(PHASES)}
+    counts |= {"left_out": int((~is_kept).sum()), "overlapping": int(is_overlapping.sum())}
+    return is_left, counts
 
 
 def filter_sessions(

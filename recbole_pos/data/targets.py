@@ -202,23 +202,26 @@ def _find_values(
     Returns:
         Those of the values ``present`` that are selected.
     """
-    # The user writes names or numbers, so texts are compared. In the data, tokens are ids.
+    # Text of each value in the data -> the value. Padding is in no interaction.
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
-    value_by_text.pop("[PAD]", None)  # the name of padding, which no interaction has
+    value_by_text.pop("[PAD]", None)
+
     values = []
     for wanted in selection if isinstance(selection, (list, tuple)) else [selection]:
-        text = str(wanted)
-        if tokens is None and is_number(wanted):  # compare in float32, as the data store them
-            text = str(np.float32(wanted))
-        elif isinstance(wanted, bool) and text not in value_by_text:  # convert writes true, false
-            text = text.lower()
+        # How the wanted value may be written in the data: numbers are stored as float32, and True
+        # may be True (as pandas writes it) or true (as `recbole-pos convert` does).
+        texts = [str(wanted)]
+        if tokens is None and is_number(wanted):
+            texts = [str(np.float32(wanted))]
+        elif isinstance(wanted, bool):
+            texts.append(str(wanted).lower())
 
-        if text in value_by_text:
-            values.append(value_by_text[text])
-        elif requires_all:
+        found = [value_by_text[text] for text in texts if text in value_by_text]
+        values += found
+        if requires_all and not found:
             raise UsageError(
-                f"target_events: no interaction has {field}: {shown(text)}"
-                f"{suggest(text, value_by_text)}; they have {listed(value_by_text)}"
+                f"target_events: no interaction has {field}: {shown(texts[0])}"
+                f"{suggest(texts[0], value_by_text)}; they have {listed(value_by_text)}"
             )
     return values
 
@@ -390,18 +393,18 @@ def _assign_parts(
     """
     if given_part is None:
         return split_log(log, is_possible, eval_args, time_unit)
-    if len(files) != 2:
+    if len(files) == 3:
         return given_part, []
 
-    # Cut validation from the first file, which has training and validation. ``_DEFAULT_SPLIT``, the
-    # split if the user has chosen none, would cut a test as well: instead take the last target of
-    # each user. If a split that the user has chosen cuts a test, this counts as validation, as the
-    # test has a file of its own.
+    # Two files, training and test: cut validation from the first. The default split would hold out
+    # two targets of each user, for validation and test; as the test is given, hold out one.
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     is_first = given_part == TRAIN
     first, is_possible_first = log.keep(is_first), is_possible[is_first]
     part_of_first, _ = split_log(first, is_possible_first, eval_args, time_unit)
+
+    # All that the split holds out is for validation, also where it names a part of it a test.
     part = given_part.copy()
     part[is_first] = np.where(part_of_first == TRAIN, TRAIN, VALID)
     return part, []
