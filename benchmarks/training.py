@@ -68,7 +68,8 @@ def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
     trainer.model.train()
     loader.set_epoch(0)
     step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))
-    with trainer.precision.rounded_products(), trainer.keep_item_gradient():
+    keeping = trainer.keep_item_gradient()
+    with trainer.precision.rounded_products(), keeping as trainer.kept_gradient:
         for batch in loader.iterate_batches(trainer.device, trainer.config["data_on_device"]):
             step(batch)
             yield batch

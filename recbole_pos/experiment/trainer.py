@@ -9,8 +9,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,34 @@ class PosTrainer(EvaluatingTrainer):
 
     If several processes train the same model, each has a trainer for its part of every batch. All
     keep the same weights, and only the first one writes files. Every process computes metrics from
-    all rows, so all of them stop in the same epoch. Without a run folder, ``run``, checkpoints are
-    written where RecBole would write them.
+    all rows, so all of them stop in the same epoch.
+
+    Attributes that hold an option of the configuration have its name, such as ``learning_rate``.
+
+    Attributes:
+        precision: the precision of products in a step, such as bf16.
+        scaler: multiplies losses so that small gradients do not become 0 in fp16.
+        adapter: knows which batches the model reads, and its loss of such a batch.
+        shard: this process's part of every batch; all of it in a single process.
+        shared_loss: of several processes, the loss whose gradients are summed over all of them.
+        optimizer: updates the weights after each step.
+        kept_gradient: within an epoch, the gradient of a large item table, which stays allocated
+            from step to step; None if no table is large.
+        steps: number of steps taken so far, in all epochs.
+        planned_steps: number of steps of all epochs; 0 until a schedule or a warm-up needs it.
+        progress: how far the training has come, and its best metrics.
+        best_weights: the weights of the best epoch; None before the first validation.
+        identity: digests (hashes) of the training data, which a checkpoint keeps.
+        vocabulary_digest: digest of the names of users and items in the run folder.
+        run: the run folder; without one, checkpoints are written where RecBole would write them.
+        saved_model_file: the checkpoint.
+        writer: writes the checkpoint.
+        reporter: prints how far the training is.
+        callbacks: called after steps, validations and epochs.
     """
 
     def __init__(self, config: Options, model: Any) -> None:
-        """Set the attributes of RecBole's trainer, and those to resume, report and share a run.
+        """Set the attributes of RecBole's trainer, and those of this class.
 
         Args:
             config: configuration of the run.
@@ -84,55 +106,53 @@ class PosTrainer(EvaluatingTrainer):
         # directory.
         AbstractTrainer.__init__(self, config, model)
 
-        # options, some of them read by RecBole's trainer; RecBole's traditional models, such as
-        # EASE, are computed in a single epoch
+        # Options, and what RecBole's methods read: the logger, the device, ``gpu_available``,
+        # ``test_batch_size``, ``wandblogger``, and two that its ``evaluate`` sets.
         self.logger = getLogger()
         self.device = config["device"]
+        self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
         self.learner = config["learner"]
         self.learning_rate = config["learning_rate"]
         self.weight_decay = config["weight_decay"]
+        self.clip_grad_norm = config["clip_grad_norm"]
+        # RecBole's traditional models, such as EASE, are computed in a single epoch.
         self.epochs = 1 if model.type == ModelType.TRADITIONAL else config["epochs"]
         self.eval_step = min(config["eval_step"], self.epochs)
         self.stopping_step = config["stopping_step"]
-        self.clip_grad_norm = config["clip_grad_norm"]
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
+        self.test_batch_size = config["eval_batch_size"]
+        self.eval_collector = TargetCollector(config)
+        self.evaluator = Evaluator(config)
+        self.wandblogger = WandbLogger(config)
+        self.item_tensor = self.tot_item_num = None
 
-        # how a step is computed
+        # How a step is computed. A loss that compares the targets of a batch (``targets_meet``)
+        # needs those of all processes, which a global loss gathers.
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.make_scaler()
         self.adapter = make_adapter(config, model)
         self.shard = distributed.current_shard()
-        self.shared_loss: distributed.SharedLoss | None = None  # None in a single process
+        self.shared_loss: distributed.SharedLoss | None = None
         if not self.shard.is_alone:
-            # A loss that compares the targets of a batch (``targets_meet``) needs those of all
-            # processes, which a global loss gathers.
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
                 model.loss = distributed.make_global_loss(model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
-        self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
-        self.steps = 0  # number of steps taken so far, in all epochs
-        self.planned_steps = 0  # of all epochs; 0 until a schedule or a warm-up needs it
+        self.kept_gradient: KeptGradient | None = None
+        self.steps = self.planned_steps = 0
 
-        # attributes that Trainer.evaluate reads
-        self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
-        self.test_batch_size = config["eval_batch_size"]
-        self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
-        self.wandblogger = WandbLogger(config)
-        self.item_tensor = self.tot_item_num = None  # RecBole's, set by its ``evaluate``
-
-        # the state of the training, and where it is written and reported
+        # The state of the training, and where it is written and reported.
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
-        self.identity: dict[str, Any] = {"data": None, "fields": {}}  # of the training data
-        self.vocabulary_digest: str | None = None  # of the vocabulary in the run folder
-        self.writer = CheckpointWriter(None, dict)  # replaced by fit
-        self.reporter: Reporter | None = None
-        self.callbacks: Sequence[Callback] = ()
+        self.identity: dict[str, Any] = {"data": None, "fields": {}}
+        self.vocabulary_digest: str | None = None
+        self.run: RunFolder | None = None
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
-        self.run: RunFolder | None = None
+        self.writer = CheckpointWriter(None, dict)  # which writes nothing; replaced by ``fit``
+        self.reporter: Reporter | None = None
+        self.callbacks: Sequence[Callback] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -206,10 +226,12 @@ class PosTrainer(EvaluatingTrainer):
         Returns:
             The best score and the metrics of its epoch; both None without validation.
         """
+        # The training data. Metrics of popularity count training interactions, which the collector
+        # notes; RecBole's ``dynamic`` sampler scores negatives with the model.
         self.eval_collector.data_collect(train_data)
         self.loader = self.training_loader(train_data)
         if self.config["train_neg_sample_args"].get("dynamic", False):
-            self.loader.get_model(self.model)  # RecBole's sampler scores negatives with the model
+            self.loader.get_model(self.model)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.reporter = self.reporter or Reporter(verbose)
 
@@ -237,10 +259,10 @@ class PosTrainer(EvaluatingTrainer):
                 trim_heap()
                 has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
-                is_reported = bool(callback_fn and line["valid"])
-                self._finish_epoch(line, keep_now=epoch == 0 or is_reported)
+                calls_back = callback_fn is not None and line["valid"] is not None
+                self._finish_epoch(line, keep_now=epoch == 0 or calls_back)
                 self.reporter.show_epoch(line, self.valid_metric, has_improved)
-                if callback_fn and is_reported:
+                if callback_fn is not None and line["valid"] is not None:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         finally:
             self.writer.flush()
@@ -283,22 +305,26 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-
         self._plan_steps(train_data)
+        train_data.set_epoch(epoch_idx)
 
         # The adapter knows the model's loss for batches of rows or packed ones (of histories). Of
-        # several processes, each computes its share of the loss; the gradients are summed up.
+        # several processes each computes a part of it. SharedLoss sums the gradients; it is made
+        # once, as it wraps the model.
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
-            loss_func = self._share_loss(loss_func, epoch_idx)
+            self._seed_process(epoch_idx)
+            if self.shared_loss is None:
+                self.shared_loss = distributed.SharedLoss(self.model, loss_func)
+            loss_func = self.shared_loss
 
-        train_data.set_epoch(epoch_idx)
-        reporter = self.reporter or Reporter(enabled=False)
+        # All steps. The watch adds up their losses, and stops at one that is not finite.
         watch = LossWatch(self.model, epoch_idx, self.learning_rate)
+        reporter = self.reporter or Reporter(enabled=False)
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.rounded_products(),
-            self.keep_item_gradient(),
+            self.keep_item_gradient() as self.kept_gradient,
             reporter.task(title, len(train_data), show_progress) as task,
         ):
             batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
@@ -309,9 +335,9 @@ class PosTrainer(EvaluatingTrainer):
                 loss = self._step(loss_func, batch, watch, step)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
-                # A batch has as many targets as its length; of several processes, of all of them.
-                task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
+                task.advance(self._count_targets(batch))
             mean_loss = watch.compute_mean()
+        self.kept_gradient = None
 
         if self.shared_loss is not None:
             self.shared_loss.broadcast_buffers()  # all processes evaluate the same model
@@ -345,27 +371,24 @@ class PosTrainer(EvaluatingTrainer):
             text = f"warmup_steps: training ends after {self.planned_steps} steps, before {warmup}"
             warnings.warn(text, RunWarning, 2)
 
-    def _share_loss(self, loss_func: Callable[[Any], Any], epoch: int) -> distributed.SharedLoss:
-        """Seed this process for an epoch, and return a loss whose gradients are summed up.
+    def _seed_process(self, epoch: int) -> None:
+        """Seed the random numbers of one of several processes for an epoch.
 
-        Each process has its own dropout and negatives in each epoch: two primes keep the seeds
-        apart. The seed does not depend on earlier epochs, so that a resumed run samples the same.
+        Each process has its own dropout and negatives in each epoch. The seed does not depend on
+        earlier epochs, so that a resumed run samples the same.
 
         Args:
-            loss_func: returns the loss of this process's part of a batch.
             epoch: number of the epoch, from 0.
-
-        Returns:
-            A function like ``loss_func``, after whose backward pass all processes have the gradient
-            of the whole batch.
         """
-        offset = 7919 * self.shard.rank + 104729 * epoch
+        offset = 7919 * self.shard.rank + 104729 * epoch  # two primes, so that seeds differ
         init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
-        self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
-        return self.shared_loss
+
+    def _count_targets(self, batch: Any) -> int:
+        """Return the number of targets of a batch; of several processes, in all their parts."""
+        return len(batch) if self.shard.is_alone else self.shard.num_batch_targets
 
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, step: int) -> Tensor:
-        """Take one step: compute the loss of a batch, its gradient, and update the weights.
+        """Take one step: compute the loss of a batch and its gradient, and update the weights.
 
         Args:
             loss_func: returns the loss of a batch, or a tuple of parts whose sum is the loss.
@@ -376,42 +399,24 @@ class PosTrainer(EvaluatingTrainer):
         Returns:
             The loss, a scalar on the model's device. It is not copied to the CPU, which would wait.
         """
-        # A kept gradient, of a large item table, is zeroed in the rows of the last step only, or in
-        # all rows if gradients are clipped.
+        # Gradients start at 0. ``zero_grad`` removes them; that of a large item table is put back,
+        # with zeros in the rows that the last step has touched.
         self.optimizer.zero_grad()
         if self.kept_gradient is not None:
             self.kept_gradient.clear()
-        with self.precision.autocast():
-            losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
 
-        loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            found = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            name = type(self.model).__name__  # of a custom model
-            raise UsageError(
-                f"{name}: expected as loss of a batch a tensor with one number that requires a "
-                f"gradient, found {found}"
-            )
+        # The loss to report is that of the whole batch. Of several processes each has the mean loss
+        # of its own targets: multiplied by its share of the targets, these add up to the mean over
+        # all. NaN in one process makes the sum NaN in all, so all stop.
+        loss = self._compute_loss(loss_func, batch)
         reported_loss = loss.detach()
-        num_targets = len(batch)
         if not self.shard.is_alone:
-            loss = loss * self.shard.weight  # this process's share of the targets
-            # the mean over the whole batch; NaN in one process makes it NaN in all
+            loss = loss * self.shard.weight
             reported_loss = distributed.sum_over_processes(loss)
-            num_targets = self.shard.num_batch_targets
+        self._watch_loss(reported_loss, batch, watch, step)
 
-        # A loss that is not finite must not spoil the weights. On a CPU the watch reads it now, and
-        # stops. On a GPU it reads the loss some steps later, so as not to wait; until then a fused
-        # optimiser skips steps for which ``found_inf`` is 1.
-        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        if is_fused and reported_loss.device.type != "cpu":
-            self.optimizer.found_inf = (~reported_loss.isfinite()).any().float()
-            watch.add(reported_loss, step, batch, num_targets)
-        else:
-            watch.add(float(reported_loss), step, batch, num_targets)
-
-        # The scaler multiplies the loss so that small gradients do not become 0 in fp16; gradients
-        # are divided again before they are clipped. In other precisions it does nothing.
+        # In fp16 the scaler multiplies the loss so that small gradients do not become 0, and
+        # divides gradients again before they are clipped. In other precisions it does nothing.
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -421,24 +426,57 @@ class PosTrainer(EvaluatingTrainer):
         self.steps += 1
         return reported_loss
 
-    @contextmanager
-    def keep_item_gradient(self) -> Iterator[None]:
+    def _compute_loss(self, loss_func: Any, batch: Any) -> Tensor:
+        """Return the loss of a batch, a scalar; a UsageError if a custom model gives anything else.
+
+        Args:
+            loss_func: returns the loss of a batch, or a tuple of parts whose sum is the loss.
+            batch: the batch.
+        """
+        with self.precision.autocast():
+            losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
+        loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            found = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise UsageError(
+                f"{type(self.model).__name__}: expected as loss of a batch a tensor with one "
+                f"number that requires a gradient, found {found}"
+            )
+        return loss
+
+    def _watch_loss(self, loss: Any, batch: Any, watch: LossWatch, step: int) -> None:
+        """Add the loss of a step to those of the epoch, and keep a bad one out of the weights.
+
+        Args:
+            loss: the mean over the targets of the batch, a scalar.
+            batch: the batch.
+            watch: raises an error if the loss is not finite: of a loss on the CPU at once, of one
+                on a GPU some steps later, since reading it now would wait for the GPU.
+            step: number of the step in its epoch, for that error.
+        """
+        # On a GPU the steps until then must not spoil the weights: a fused optimiser skips a step
+        # for which ``found_inf`` is 1.
+        if self.optimizer.defaults.get("fused") and loss.device.type != "cpu":
+            self.optimizer.found_inf = (~loss.isfinite()).any().float()
+        else:
+            loss = float(loss)  # waits for the loss
+        watch.add(loss, step, batch, self._count_targets(batch))
+
+    def keep_item_gradient(self) -> AbstractContextManager[KeptGradient | None]:
         """Keep the gradient of a large item table between steps, in a ``with`` block.
 
-        A step touches few rows of such a table. Its gradient is kept, and of it only these rows are
-        set to zero, instead of a new table of zeros in each step.
+        A step touches few rows of such a table. A gradient that stays allocated needs zeros in
+        these rows only, where a new one would be a whole table of zeros in each step.
+
+        Returns:
+            A context manager that gives the kept gradient; None if the model has no large table, or
+            if several processes train it, which send each other the whole gradient anyway.
         """
-        # several processes send each other the whole gradient, so nothing is gained there;
-        # ``find_kept_table`` gives None if the model has no table for which it is worth it
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
-            yield
-            return
-        try:
-            with kept_gradient(table, clears_all=bool(self.clip_grad_norm)) as self.kept_gradient:
-                yield
-        finally:
-            self.kept_gradient = None
+            return nullcontext()
+        # Clipping multiplies all rows, and makes all of them NaN if one is: all are set to 0 then.
+        return kept_gradient(table, clears_all=bool(self.clip_grad_norm))
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
         """Validate after an epoch if that is due, and keep the weights of the best epoch.
