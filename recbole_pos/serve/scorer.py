@@ -31,8 +31,6 @@ from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.values import Options, is_number, is_whole, read_names, shown
 
-LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
-
 
 class TokenIds(NamedTuple):
     """Ids of the names of a categorical (token) field; ``is_list`` if its values are lists."""
@@ -45,49 +43,6 @@ class TokenIds(NamedTuple):
 # None for a field of numbers.
 Fields = Mapping[str, Mapping[str, TokenIds | None]]
 NO_FIELDS: Fields = {"events": {}, "user": {}}
-
-
-class TokenLists:
-    """The lists of n values, such as the tags of interactions, as short as they are in a request.
-
-    A table of them has the width of the longest one in all rows, so lists become a table only for
-    histories that are scored at once, cut to what the model reads.
-
-    Args:
-        ids: [m] int64 ids of tokens, list after list.
-        lengths: [n] int64 number of tokens of each list.
-    """
-
-    def __init__(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        self.ids, self.lengths = ids, lengths
-
-    @classmethod
-    def from_lists(cls, lists: Sequence[Sequence[int]]) -> TokenLists:
-        """Return lists [n] of ids as one array."""
-        ids = np.array([token_id for row in lists for token_id in row], dtype=np.int64)
-        return cls(ids, np.array([len(row) for row in lists], dtype=np.int64))
-
-    def __getitem__(self, index: Tensor) -> TokenLists:
-        """Return the lists at the places ``index`` [k], in this order."""
-        start = np.cumsum(self.lengths) - self.lengths
-        lengths = self.lengths[index.numpy()]
-        return TokenLists(self.ids[gather_index(start[index.numpy()], lengths)], lengths)
-
-    def list_pairs(self) -> tuple[Tensor, Tensor]:
-        """Return the number of the list [m] and the id [m] of each token."""
-        return torch.repeat_interleave(torch.from_numpy(self.lengths)), torch.from_numpy(self.ids)
-
-    def pad(self) -> Tensor:
-        """Return the lists as a table [n, length of the longest list] int64, padded with 0.
-
-        The lists [[5, 6], [], [7]] become [[5, 6], [0, 0], [7, 0]]. The table has at least one
-        column, even if all lists are empty.
-        """
-        width = int(self.lengths.max(initial=1))
-        table = np.zeros((len(self.lengths), width), dtype=np.int64)
-        is_token = np.arange(width) < self.lengths[:, None]
-        table[is_token] = self.ids
-        return torch.from_numpy(table)
 
 
 @dataclass(frozen=True)
@@ -106,9 +61,9 @@ class Histories:
         users: [b] int64 user ids, where the histories are those of users in the dataset.
         at: [b] float64 times at which recommendations are asked for, NaN if missing; None if all.
         features: features of the interactions and users.
-        allowed: [b] lists of the only items that each history may get, each after the id 0; an
-            empty list allows all items. None if all are empty.
-        excluded: [b] lists of items that each history may not get; None if all are empty.
+        allowed: [b] ids of the only items that each history may get, None for a history that may
+            get any item; None in place of the list if that is so for all.
+        excluded: [b] ids of items that each history may not get; None if there are none at all.
         errors: index of a history -> why it gets no answer; it has no interactions here.
     """
 
@@ -120,8 +75,8 @@ class Histories:
     users: np.ndarray | None = None
     at: np.ndarray | None = None
     features: Features = field(default_factory=Features)
-    allowed: TokenLists | None = None
-    excluded: TokenLists | None = None
+    allowed: list[list[int] | None] | None = None
+    excluded: list[list[int]] | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -146,8 +101,7 @@ class Histories:
             items: [m] item ids of all histories, one history after the other; 0 is an unknown item.
             lengths: [b] number of items of each history.
             times: [m] times of the interactions, NaN where one is missing; None if there are none.
-                They are kept only if no known item lacks one.
-            at: [b] times of the requests, NaN where one is missing; None if there are none.
+            at: [b] times of the requests, NaN where one is missing; None if all are.
             features: features of the interactions [m, ...] and of the users [b, ...].
         """
         # Sort by history and time, then leave out the unknown items.
@@ -155,15 +109,8 @@ class Histories:
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
         order = order[items[order] > 0]
         num_known = np.bincount(row[order], minlength=len(ids))
-
-        # Times that are not complete, and request times of which there is none, are no use.
-        times = None if times is None or np.isnan(times[order]).any() else times[order]
-        at = None if at is None or np.isnan(at).all() else at
-
-        index = torch.from_numpy(order)
-        features = features.map(lambda x: x[index])  # of interactions; those of users stay
-        num_unknown = lengths - num_known
-        return cls(ids, items[order], num_known, times, num_unknown, at=at, features=features)
+        packed = cls(ids, items, lengths, times, lengths - num_known, at=at, features=features)
+        return packed._take_interactions(order, num_known)
 
     @property
     def newest(self) -> np.ndarray:
@@ -190,11 +137,12 @@ class Histories:
         if len(errors) == len(self):
             raise UsageError(next(iter(errors.values())))
 
-        # Keep the interactions of other histories: those whose history has a new length above 0.
-        lengths = self.lengths.copy()
-        lengths[list(errors)] = 0
-        index = np.flatnonzero(np.repeat(lengths, self.lengths))
-        return replace(self._take_interactions(index, lengths), errors=errors)
+        # Keep only the interactions of histories without an error. If the second of two histories
+        # with lengths [2, 1] has one, ``is_kept`` is [True, True, False].
+        has_error = np.isin(np.arange(len(self)), list(errors))
+        is_kept = np.repeat(~has_error, self.lengths)  # [m]
+        lengths = np.where(has_error, 0, self.lengths)
+        return replace(self._take_interactions(np.flatnonzero(is_kept), lengths), errors=errors)
 
     def with_request_time(self, default: float | np.ndarray) -> Histories:
         """Return the histories, each with the time at which recommendations to it are asked for.
@@ -229,15 +177,20 @@ class Histories:
                 )
 
     def select(self, rows: np.ndarray) -> Histories:
-        """Return some of the histories.
+        """Return some of the histories, with all that belongs to them.
 
         Args:
             rows: [r] index of each history to return, in this order; one may repeat.
         """
-        start = (np.cumsum(self.lengths) - self.lengths)[rows]  # places of oldest interactions
+        # Interactions of the selected histories, as indices into ``items``. For histories with
+        # lengths [2, 3], the starts are [0, 2], and rows [1, 0] take the places [2, 3, 4, 0, 1].
+        starts = np.cumsum(self.lengths) - self.lengths
         lengths = self.lengths[rows]
-        selected = self._take_interactions(gather_index(start, lengths), lengths)
+        selected = self._take_interactions(gather_index(starts[rows], lengths), lengths)
+
+        # What each history has once: values of its user's features, its time, its lists, ...
         row_index = torch.from_numpy(rows)
+        users = {name: values[row_index] for name, values in self.features.users.items()}
         return replace(
             selected,
             ids=[self.ids[row] for row in rows],
@@ -245,9 +198,9 @@ class Histories:
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
             errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
-            features=selected.features.map(lambda x: x, lambda x: x[row_index]),  # of users
-            allowed=None if self.allowed is None else self.allowed[row_index],
-            excluded=None if self.excluded is None else self.excluded[row_index],
+            features=Features(selected.features.events, users),
+            allowed=None if self.allowed is None else [self.allowed[row] for row in rows],
+            excluded=None if self.excluded is None else [self.excluded[row] for row in rows],
         )
 
     def list_barred(self, hides_seen: bool) -> tuple[Tensor, Tensor]:
@@ -261,18 +214,19 @@ class Histories:
         Returns:
             Index of the history [p] and id of the item [p], both int64.
         """
-        lists = [TokenLists.from_lists([])]  # so that there is something to concatenate
-        if self.excluded is not None:
-            lists.append(self.excluded)
+        excluded = [] if self.excluded is None else self.excluded
+        lengths = [len(item_ids) for item_ids in excluded]
+        rows = np.repeat(np.arange(len(excluded)), lengths)
+        items = np.array([item for item_ids in excluded for item in item_ids], np.int64)
         if hides_seen:
-            lists.append(TokenLists(self.items, self.lengths))
-        rows, items = zip(*(one.list_pairs() for one in lists), strict=True)
-        return torch.cat(rows), torch.cat(items)
+            rows = np.append(rows, np.repeat(np.arange(len(self)), self.lengths))
+            items = np.append(items, self.items)
+        return torch.from_numpy(rows), torch.from_numpy(items)
 
     def restrict(self, scores: Scores) -> Scores:
         """Return a scoring function that gives -inf to items outside of a history's own list.
 
-        A history may carry a list of the only items that it may get (``allowed``). If the second of
+        A history may have a list of the only items that it may get (``allowed``). If the second of
         two histories may only get the item 3, the scores of the items [2, 3] change from
         [[5, 6], [7, 8]] to [[5, 6], [-inf, 8]].
 
@@ -280,19 +234,17 @@ class Histories:
             scores: function from c item ids to the scores [b, c] of these items after b histories.
 
         Returns:
-            A function like ``scores``, which needs the ids in ascending order.
+            A function like ``scores``.
         """
         if self.allowed is None:
             return scores
-        rows, allowed_ids = self.allowed.list_pairs()
-        is_free = torch.from_numpy(self.allowed.lengths == 0)  # histories that may get any item
+        allowed_lists = self.allowed
 
         def restricted_scores(ids: Tensor) -> Tensor:
-            # Find each allowed item among the ids, where it may be missing.
-            column = torch.searchsorted(ids, allowed_ids).clamp_(max=len(ids) - 1)
-            is_here = ids[column] == allowed_ids  # false for the id 0, which marks a list
-            is_allowed = is_free[:, None].repeat(1, len(ids))
-            is_allowed[rows[is_here], column[is_here]] = True
+            is_allowed = torch.ones(len(allowed_lists), len(ids), dtype=torch.bool)
+            for row, allowed in enumerate(allowed_lists):
+                if allowed is not None:
+                    is_allowed[row] = torch.isin(ids, torch.tensor(allowed, dtype=torch.int64))
             return scores(ids).masked_fill(~is_allowed, -torch.inf)
 
         return restricted_scores
@@ -327,15 +279,11 @@ class Histories:
         """
         times = None if self.times is None else self.times[index]
         tensor_index = torch.from_numpy(index)
-        features = self.features.map(lambda x: x[tensor_index])  # of interactions only
+        events = {name: values[tensor_index] for name, values in self.features.events.items()}
+        features = Features(events, self.features.users)
         return replace(
             self, items=self.items[index], lengths=lengths, times=times, features=features
         )
-
-
-def pad_lists(column: Tensor | TokenLists) -> Tensor:
-    """Return the values of a field as a tensor; lists are padded."""
-    return column.pad() if isinstance(column, TokenLists) else column
 
 
 class Scorer:
@@ -433,28 +381,25 @@ class Scorer:
         Returns:
             [b, d] float32 on the device of the model.
         """
-        # A model that compares users reads the histories of known ones from the dataset, by ids.
-        if self.model.needs_events and histories.users is not None:
-            return encode_queries(self.model, self.model.find_histories(histories.users))
+        # A model that compares users (``needs_events``) reads the histories of users of its dataset
+        # from there, by their ids.
+        model, device = self.model, self.device
+        if model.needs_events and histories.users is not None:
+            return encode_queries(model, model.find_histories(histories.users))
 
-        # Others read the given arrays; None stands for times that the model has no use for.
+        # Other models read the given arrays, as tensors on their device. Times of interactions and
+        # of requests are None for a model that does not read them.
         histories = self.drop_unread(histories)
-        items, lengths = torch.from_numpy(histories.items), torch.from_numpy(histories.lengths)
-        times = at = None
+        items = torch.from_numpy(histories.items).to(device)
+        lengths = torch.from_numpy(histories.lengths).to(device)
+        times = at = features = None
         if self.needs_time and histories.times is not None:
-            times = torch.from_numpy(histories.times).to(self.device)
+            times = torch.from_numpy(histories.times).to(device)
         if self.reads_request and histories.at is not None:
-            at = torch.from_numpy(histories.at).to(self.device)
-
-        # Features whose values are lists are padded to the longest list of these histories.
-        features = None
-        if any(self.fields.values()):
-            padded = histories.features.map(pad_lists, pad_lists)
-            features = map_tensors(padded, lambda x: x.to(self.device))
-        batch = self.model.make_batch(
-            items.to(self.device), lengths.to(self.device), times, at, features
-        )
-        return encode_queries(self.model, batch)
+            at = torch.from_numpy(histories.at).to(device)
+        if self.fields["events"] or self.fields["user"]:
+            features = map_tensors(histories.features, lambda values: values.to(device))
+        return encode_queries(model, model.make_batch(items, lengths, times, at, features))
 
     def drop_unread(self, histories: Histories, extra: int = 0) -> Histories:
         """Return histories without the interactions that are older than the model reads.
@@ -477,33 +422,35 @@ class Scorer:
             histories: b histories.
 
         Returns:
-            The user ids [b] and, for a sequential model, the number of interactions [b], the items,
-            times and features of interactions as lists of the configured length L, [b, L], padded
-            with 0 on the right, and the features of users [b]. Longer histories are cut to their
-            newest L interactions.
+            RecBole's table of columns by name. It has the user ids [b] and, for a sequential model,
+            the lengths of the histories [b], the features of users [b], and for each interaction
+            its item, time and features. Those are lists of the configured length L, [b, L], oldest
+            first, with 0 behind the shorter ones; of longer histories they have the newest L.
         """
         config = self.config
         users = np.zeros(len(histories), np.int64) if histories.users is None else histories.users
         columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}  # id 0: no known user
-        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            max_length = config["MAX_ITEM_LIST_LENGTH"]
-            histories = histories.keep_newest(max_length)
+        if config["MODEL_TYPE"] != ModelType.SEQUENTIAL:
+            return Interaction(columns).to(self.device)
 
-            # is_filled [b, L] is true where a list has a value; it takes the values in their order.
-            lengths = torch.from_numpy(histories.lengths)
-            is_filled = torch.arange(max_length) < lengths[:, None]
-            lists = {config["ITEM_ID_FIELD"]: torch.from_numpy(histories.items)}
-            features = histories.features.map(pad_lists, pad_lists)
-            lists |= features.events
-            if histories.times is not None:
-                lists[config["TIME_FIELD"]] = torch.from_numpy(histories.times)
+        # Values [m] of the interactions of all histories, one history after the other.
+        max_length = config["MAX_ITEM_LIST_LENGTH"]
+        histories = histories.keep_newest(max_length)
+        lengths = torch.from_numpy(histories.lengths)
+        flat = {config["ITEM_ID_FIELD"]: torch.from_numpy(histories.items)}
+        flat |= histories.features.events
+        if histories.times is not None:
+            flat[config["TIME_FIELD"]] = torch.from_numpy(histories.times)
 
-            for field, values in lists.items():
-                padded = values.new_zeros(*is_filled.shape, *values.shape[1:])
-                padded[is_filled] = values
-                columns[field + config["LIST_SUFFIX"]] = padded
-            columns |= features.users
-            columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
+        # Write them into tables of zeros, row by row: with the lengths [2, 1] and L = 3, the values
+        # [7, 8, 9] go to the true cells of [[True, True, False], [True, False, False]].
+        is_filled = torch.arange(max_length) < lengths[:, None]
+        for name, values in flat.items():
+            table = values.new_zeros(*is_filled.shape, *values.shape[1:])
+            table[is_filled] = values
+            columns[name + config["LIST_SUFFIX"]] = table
+        columns |= histories.features.users
+        columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
 
 
@@ -587,7 +534,7 @@ def make_choice(
     # What is added to the score of each item, by id; boosts of unknown names go to the padding 0.
     bonus = torch.zeros(len(ids) + 1)
     for name, boost in boosts.items():
-        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):  # 1e30: sums stay finite
+        if not is_number(boost):
             raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
         bonus[ids.get(str(name), 0)] = float(boost)
     return Choice(items, bonus[items])
