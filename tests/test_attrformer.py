@@ -31,7 +31,7 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.model import attrformer
 from recbole_pos.relations.search import Edges
 from recbole_pos.relations.sparse import SparseProduct
-from recbole_pos.serve.recommender import Growth, Recommender
+from recbole_pos.serve.recommender import Recommender
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 
@@ -273,7 +273,7 @@ def test_a_long_history_meets_the_bank_as_its_user_does(
     options |= {"inference_relations": "training_bank", "bank_size": 7, "chunking": False}
     made = open_shop(write(tmp_path, tables(users=40)), **options)
     model, lookup = shaken(made), made.model.lookup
-    trained = Recommender(made, Growth())
+    trained = Recommender(made)
     rows = made.loaders["test"]._dataset[:]
     rows = rows[~np.isin(rows["user_id"], model.bank_users)]  # who would read her own window there
     names = made.dataset.field2id_token["item_id"]
@@ -297,7 +297,7 @@ def test_recommendations_read_the_times_of_given_histories(folder: Path, read: s
         options |= {"cross_sequence": "time_respecting", "bank_size": 14}
     made = open_shop(folder, **options)
     shaken(made)
-    trained = Recommender(made, Growth())
+    trained = Recommender(made)
 
     def encode(**given: list) -> np.ndarray:
         return trained.encode([{"items": ["i1", "i2"], **given}])

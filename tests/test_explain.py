@@ -17,7 +17,7 @@ from recbole_pos.inspect.pictures import draw_explanation
 from recbole_pos.layers import catalogue
 from recbole_pos.serve import explain
 from recbole_pos.serve.http import RecommendBody, recommend
-from recbole_pos.serve.recommender import Growth, Recommender
+from recbole_pos.serve.recommender import Recommender
 
 L = 12  # MAX_ITEM_LIST_LENGTH of small models
 AT = 3e5
@@ -29,7 +29,7 @@ def recommender(experiment: Callable) -> Callable[..., Recommender]:
         made = experiment(model, **options)
         made.model.eval()
         shake(made.model)
-        return Recommender(made, Growth())
+        return Recommender(made)
 
     return build
 

@@ -80,7 +80,7 @@ def test_another_job_is_refused(run: Path, trained, tmp_path, refused, capsys) -
     (tmp_path / "names").write_text("i1\ni2\n")
     refused(command(run, tmp_path, "--items", tmp_path / "names"), "another job: items was")
     (tmp_path / "_job" / "manifest.json").write_text("{}")
-    refused(command(run, tmp_path), "is damaged")
+    refused(command(run, tmp_path), "another job: model was None")
     (tmp_path / "_job" / "manifest.json").unlink()
     refused(command(run, tmp_path), "holds parts without manifest.json")
     assert contents(tmp_path) == written
@@ -118,7 +118,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         0, 1, 4, 9, 16, 25
     ]  # fmt: skip
     assert (tmp_path / "died").exists()
-    with pytest.raises(PosError, match="^4 processes were killed"):
+    with pytest.raises(PosError, match="^processes were killed 4 times"):
         list(run_workers(die, None, numbers, 2))
 
 

@@ -31,7 +31,7 @@ from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.http import RecommendBody
 from recbole_pos.serve.http import recommend as recommend_over_http
 from recbole_pos.serve.recommend import read_parts
-from recbole_pos.serve.recommender import Growth, Recommender
+from recbole_pos.serve.recommender import Recommender
 from recbole_pos.values import read_names
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     before = prepare(config, dataset=dataset.without_test())
     before.trainer.load_weights(extract_weights(known.model))
     before.model.eval()
-    asked = Recommender(before, Growth())
+    asked = Recommender(before)
     every = torch.arange(dataset.item_num)
     histories = {user: as_history(log[:-1]) for user, log in interactions(tiny).items()}
     num_long = 0  # given histories that are longer than the window
@@ -367,7 +367,7 @@ def test_one_history_never_fails_the_others(
         torope.recommend(histories=[timeless])
     made = experiment("PosSASRec", position=["hstu"], request_time="target")
     made.model.eval()
-    asked = Recommender(made, Growth())
+    asked = Recommender(made)
     early, late = {**BASKET, "id": "early", "at": 3.0}, {**BASKET, "id": "late", "at": 20.0}
     body = RecommendBody(histories=[early, timeless, late], k=3, because=1)
     one, two, three = recommend_over_http(asked, body)
@@ -506,7 +506,7 @@ def test_histories_without_times() -> None:
         asked = read_histories(read([{**number, "at": 9.0}, number]), ids, False).at
         np.testing.assert_array_equal(asked, [9.0, np.nan])
     for histories in ([{**number, "at": np.nan}], pa.table({"items": [[3]], "at": [np.nan]})):
-        with pytest.raises(UsageError, match=r"^histories\[0\].at: .*expected a finite number.*found nan"):
+        with pytest.raises(UsageError, match=r"\[0\].at: .* a finite number.*found nan"):
             read_histories(histories, ids, False)
     log = pd.DataFrame({"user": ["b", "a", "b"], "item": ["i1", "i2", "i3"]})
     lists = log.groupby("user")["item"].agg(list)

@@ -147,7 +147,7 @@ def test_clients_at_the_same_time_get_their_own_answers(
         (422, "becase", "/recommend", {"becase": 2}),
         (422, "give histories or users, one of the two", "/recommend", {}),
         (422, "no one", "/recommend", {"users": ["u1", "no one"]}),
-        (422, "expected a finite number", "/recommend", {"histories": [{"items": [], "at": math.nan}]}),
+        (422, "a finite number", "/recommend", {"histories": [{"items": [], "at": math.nan}]}),
         (422, "item 'i999' is not known", "/similar", {"items": ["i999"]}),
     ],
 )

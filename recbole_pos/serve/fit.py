@@ -13,7 +13,6 @@ from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.conversion.convert import Dataset
-from recbole_pos.data.identity import Growth
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run
@@ -95,16 +94,15 @@ def fit(
         return trained
 
     # Without a test, the model still has the weights of the last epoch, not of the best one.
-    # ``Growth()`` counts the data that have come after the training: none.
     experiment.trainer.load_weights(experiment.trainer.best_weights)
     experiment.model.eval()  # scores must not depend on dropout
-    return Recommender(experiment, Growth(), folder=RunFolder(run_dir), resources=resources)
+    return Recommender(experiment, folder=RunFolder(run_dir), resources=resources)
 
 
 def load(
     run_dir: str | Path,
     data_path: str | Path | None = None,
-    histories_only: bool | None = None,
+    histories_only: bool = False,
     item_vectors: Any = None,
 ) -> Recommender:
     """Load a trained model from its folder, so that it can recommend, be evaluated and explained.
@@ -122,8 +120,8 @@ def load(
         data_path: the folder that holds the folder of the dataset; by default where the run found
             it.
         histories_only: whether the model will only get given histories, and no users of the
-            dataset. True then reads the dataset only if the model needs it, False requires it; with
-            None it is read if it is there.
+            dataset, which is then read only if the model needs it; by default it is read if it is
+            there.
         item_vectors: content vectors (of texts, for example) of items that are new since the
             training, see :meth:`Recommender.add_items`.
 

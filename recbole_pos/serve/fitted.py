@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.conversion.convert import Dataset
-from recbole_pos.data.interactions import YEAR, counts_time
+from recbole_pos.data.interactions import counts_time
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
@@ -36,8 +35,8 @@ from recbole_pos.experiment.run import Catalogue
 from recbole_pos.files import finish_replacement
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.serve.explain import BATCH
-from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
-from recbole_pos.values import SECONDS, read_names, shown
+from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
+from recbole_pos.values import SECONDS, is_number, read_names, shown
 
 
 class FittedModel:
@@ -224,13 +223,6 @@ class FittedModel:
         """
         return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
 
-    @property
-    def _latest(self) -> float:
-        """The year 2200 in the unit of the time field; infinite unless that counts time."""
-        if not self._counts_time:
-            return float("inf")
-        return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
-
     def choose_items(
         self,
         allowed: Iterable[str | int] | None = None,
@@ -250,10 +242,33 @@ class FittedModel:
         Raises:
             UsageError: if no item is left, or a boost is not a number.
         """
-        # ``self.ids`` has the id of each known item by name.
         if allowed is None and excluded is None and boosts is None:
             return self._all_items
-        return make_choice(self.ids, allowed, excluded, boosts)
+
+        # is_allowed [items + 1] by id; the id 0 is padding and never allowed. ``self.ids`` has the
+        # id of each known item by name.
+        ids = self.ids
+        is_allowed = torch.zeros(len(ids) + 1, dtype=torch.bool)
+        is_allowed[1:] = allowed is None
+        if allowed is not None:
+            known = [ids[name] for name in read_names(allowed, "allowed") if name in ids]
+            is_allowed[known] = True
+        if excluded is not None:
+            known = [ids[name] for name in read_names(excluded, "excluded") if name in ids]
+            is_allowed[known] = False
+        items = is_allowed.nonzero()[:, 0]
+        if not len(items):
+            raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
+        if boosts is None:
+            return Choice(items)
+
+        # What is added to the score of each item, by id; boosts of unknown names go to the padding.
+        bonus = torch.zeros(len(ids) + 1)
+        for name, boost in boosts.items():
+            if not is_number(boost):
+                raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
+            bonus[ids.get(str(name), 0)] = float(boost)
+        return Choice(items, bonus[items])
 
     @cached_property
     def _all_items(self) -> Choice:
@@ -365,10 +380,6 @@ class FittedModel:
                 values = (f"{metric} {value:.4f}" for metric, value in metrics.items())
                 lines.append(f"{part}: {', '.join(values)}")
         return "\n".join(lines + [f"warning: {text}" for text in result.warnings])
-
-    def _repr_html_(self) -> str:
-        # What notebooks show in place of the text of __repr__.
-        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def find_run_folder(path: str | Path) -> RunFolder | None:

@@ -294,12 +294,10 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         UsageError: if there is no such run, or a dataset that is needed is missing.
         CheckpointError: if its model cannot be loaded.
     """
-    # ``histories_only``: True reads the dataset only if the model needs it, None if it is there
-    # (False, the default of the setting, would require it).
     trained = Recommender.load(
         run_dir,
         data_path=settings.data_path,
-        histories_only=settings.histories_only or None,
+        histories_only=settings.histories_only,
         item_vectors=settings.item_vectors,
     )
     if settings.index is not None:

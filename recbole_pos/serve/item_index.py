@@ -80,7 +80,7 @@ def use_index(
     if index is None:
         source = trained
         if isinstance(trained.dataset, Catalogue) and trained.folder is not None:
-            source = Recommender.load(trained.folder.path, data_path, histories_only=False)
+            source = Recommender.load(trained.folder.path, data_path)
         centroids, lists = cluster_items(vectors)
         index = ItemIndex(vectors, centroids, lists)
         index.measure_recall(encode_sample(source), trained.scorer.require_vectors())

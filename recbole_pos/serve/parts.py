@@ -13,7 +13,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import torch
 
 from recbole_pos.config.arguments import IndexArguments, PartArguments, list_changed
@@ -136,25 +135,25 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     reporter, out = Reporter(), Path(job.out)
     writer = PartWriter(job, reporter)
     make_folder(out / JOB_FOLDER)
-
-    # Commands of a scheduler run side by side, each on its share; any other command is alone, and
-    # locks the folder ("written" is what the message says of it), so that a second one is refused.
-    # The manifest says what the parts are made from, so that parts of other jobs are not mixed in.
-    is_alone = settings.part is None
-    with lock_folder(out / JOB_FOLDER, "written") if is_alone else nullcontext():
+    counts: Counter[str] = Counter()
+    with ExitStack() as stack:
+        # A scheduler runs several commands side by side, each on its share of the parts. Any other
+        # command locks the folder, so that a second one is refused while this one writes.
+        if settings.part is None:
+            stack.enter_context(lock_folder(out / JOB_FOLDER, "written"))
+        # The manifest says what the parts are made from, so that parts of other jobs are not mixed.
         _keep_manifest(out, writer.describe())
-        # Share 2 of 8 has the parts 1, 9, 17, ... of all (find_part gives their files), as far as
-        # they are missing.
-        missing = [n for n in range(writer.num_parts) if not find_part(out, n).is_file()]
-        share = [n for n in missing if n % num_shares == share_number - 1]
+
+        # Share 2 of 8 has the parts 1, 9, 17, ... of all; those that are there are not written.
+        missing = writer.list_missing()
         if len(missing) < writer.num_parts:
             num_there = writer.num_parts - len(missing)
             reporter.line(f"{out}: {num_there:,} of {writer.num_parts:,} parts are there already")
-        counts: Counter[str] = Counter()
-        with reporter.task("recommending (parts)", len(share)) as task:
-            for part_counts in _write_all(job, writer, share, settings):
-                counts.update(part_counts)
-                task.advance(part_counts["users"])
+        share = [number for number in missing if number % num_shares == share_number - 1]
+        task = stack.enter_context(reporter.task("recommending (parts)", len(share)))
+        for part_counts in _write_all(job, writer, share, settings):
+            counts.update(part_counts)
+            task.advance(part_counts["users"])  # one more part, with the users for the speed
 
     report_counts(counts, writer.trained, reporter)
     if counts["refused"]:
@@ -162,7 +161,7 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
             f"{counts['refused']:,} histories get no answer: they lack times that the model reads, "
             "or ask before their newest interaction"
         )
-    num_missing = sum(not find_part(out, n).is_file() for n in range(writer.num_parts))
+    num_missing = len(writer.list_missing())
     state = f"{num_missing:,} parts are missing" if num_missing else "complete"
     reporter.line(f"{out}: {writer.num_parts:,} parts, {state}")
     return out
@@ -277,6 +276,11 @@ class PartWriter:
             self.source = HistorySource(self.trained, job.options.histories)
         self.num_parts = max(1, -(-len(self.source) // job.part_rows))  # rounded up
 
+    def list_missing(self) -> list[int]:
+        """Return the numbers of the parts, from 0, that the folder of the job lacks."""
+        numbers = range(self.num_parts)
+        return [number for number in numbers if not find_part(self.job.out, number).is_file()]
+
     def write(self, number: int) -> Counter[str]:
         """Write the part of the given number, from 0, and return its counts.
 
@@ -333,11 +337,8 @@ class UserSource:
     """
 
     def __init__(self, trained: Recommender) -> None:
-        """List the users; those with unknown items only come last, as in ``recommend``."""
-        dataset = trained.dataset
-        has_history = dataset.log.lengths > 0
-        names = dataset.field2id_token[dataset.uid_field][has_history]
-        self.trained, self.names = trained, [*names, *trained.unknown_users]
+        """List the users, as :meth:`Recommender.recommend` does if none are named."""
+        self.trained, self.names = trained, trained.list_users()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -354,15 +355,17 @@ class UserSource:
 class HistorySource:
     """The histories in a parquet file, or in a folder of them, by number from 0.
 
-    A part reads only the row groups that it needs, so memory does not grow with the files.
+    A parquet file is divided into row groups, which are read whole. A part reads only the groups
+    that it needs, so memory does not grow with the files.
 
     Attributes:
-        row_groups: file, number of the row group in it, and number of its histories.
-        columns: the columns to read.
+        data: pyarrow's view of the files.
+        row_groups: the row groups of all files in order, each with its number of histories.
+        schema: the columns to read, with their types in the first file.
     """
 
     def __init__(self, trained: Recommender, path: str) -> None:
-        """Read from the footers of the files which rows each row group has.
+        """Read from the ends of the files which row groups they have.
 
         Args:
             trained: the model, which reads the histories.
@@ -377,21 +380,19 @@ class HistorySource:
                 f"histories: {path}: parts are read from parquet (a file .parquet or a folder), "
                 "which can be read from the middle"
             )
-        # The footer of a parquet file says how it is divided into row groups, which are read whole.
-        # of each row group: its file, its number in that file, and how many rows it has
-        self.row_groups: list[tuple[str, int, int]] = []
         with name_read_errors(path):
-            data = ds.dataset(path, format="parquet")
-            require_columns(data.schema.names, path)
-            self.columns = [name for name in KEYS if name in data.schema.names]  # that are read
-            for file in data.files:
-                metadata = pq.read_metadata(file)
-                for group in range(metadata.num_row_groups):
-                    self.row_groups.append((file, group, metadata.row_group(group).num_rows))
-        self.schema = pa.schema([data.schema.field(name) for name in self.columns])
+            self.data = ds.dataset(path, format="parquet")
+            require_columns(self.data.schema.names, path)
+            self.row_groups = [
+                (row_group, row_group.row_groups[0].num_rows)
+                for file in self.data.get_fragments()
+                for row_group in file.split_by_row_group()
+            ]
+        columns = [name for name in KEYS if name in self.data.schema.names]  # that are read
+        self.schema = pa.schema([self.data.schema.field(name) for name in columns])
 
     def __len__(self) -> int:
-        return sum(num_rows for _, _, num_rows in self.row_groups)
+        return sum(num_rows for _, num_rows in self.row_groups)
 
     def read(self, start: int, stop: int) -> Histories:
         """Return the histories from number ``start`` up to ``stop``.
@@ -402,22 +403,18 @@ class HistorySource:
         Raises:
             UsageError: for a file that cannot be read, or a malformed history.
         """
-        # An empty table in front, so that there is something to concatenate; ``row_groups`` are the
-        # groups of all files in order, each with its number of rows.
-        tables = [self.schema.empty_table()]
+        tables = [self.schema.empty_table()]  # so that there is something to concatenate
         num_before = 0  # histories in the row groups before this one
         with name_read_errors(self.path):
-            for file, group, num_rows in self.row_groups:
-                first = max(start - num_before, 0)
-                end = min(stop - num_before, num_rows)
+            for group, num_rows in self.row_groups:
+                first, end = max(start - num_before, 0), min(stop - num_before, num_rows)
                 num_before += num_rows
-                if first >= end:  # no row of this group is asked for
-                    continue
-                table = pq.ParquetFile(file).read_row_group(group, self.columns)
-                table.validate(full=True)  # a damaged file may hold invalid text
-                tables.append(table.select(self.columns).cast(self.schema)[first:end])
+                if first < end:  # else no row of this group is asked for
+                    table = group.to_table(self.schema)
+                    table.validate(full=True)  # a damaged file may hold invalid text
+                    tables.append(table[first:end])
         histories = pa.concat_tables(tables)
-        if "id" not in self.columns:
+        if "id" not in self.schema.names:
             histories = histories.append_column("id", pa.array(range(start, stop), pa.int64()))
         try:
             return self.trained.read(histories)
@@ -427,15 +424,11 @@ class HistorySource:
     def digest(self) -> str:
         """Return a digest (hash) of the files, by which the job sees that they have changed.
 
-        It is made of their names, sizes, times of change and footers. The footer of a parquet file
-        has the sizes and the smallest and largest values of all its columns. The content itself,
-        which may be a terabyte, is not read.
+        It is made of their names, sizes and times of change. Their content, which may be a
+        terabyte, is not read.
         """
-        texts = []
-        for file in dict.fromkeys(file for file, _, _ in self.row_groups):
-            facts, footer = os.stat(file), pq.read_metadata(file).to_dict()
-            texts.append(f"{Path(file).name} {facts.st_size} {facts.st_mtime:.0f} {footer}")
-        return _digest(texts)
+        files = [(Path(file), os.stat(file)) for file in self.data.files]
+        return _digest(f"{file.name} {facts.st_size} {facts.st_mtime:.0f}" for file, facts in files)
 
 
 def find_part(out: str | Path, number: int) -> Path:
@@ -462,17 +455,13 @@ def _keep_manifest(out: Path, description: dict[str, Any]) -> None:
             raise UsageError(f"out: {out} holds parts without {file.name}; name another folder")
         write_json(file, description)
         return
-    try:
-        earlier = json.loads(file.read_text("utf-8"))
-        changed = [key for key in description if earlier[key] != description[key]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} is damaged; name another folder for --out") from error
-    if changed:
-        key = changed[0]
-        raise UsageError(
-            f"out: {out} holds parts of another job: {key} was {shown(earlier[key])} and is now "
-            f"{shown(description[key])}; name another folder, or delete this one"
-        )
+    earlier = json.loads(file.read_text("utf-8"))
+    for key, value in description.items():
+        if earlier.get(key) != value:
+            raise UsageError(
+                f"out: {out} holds parts of another job: {key} was {shown(earlier.get(key))} and "
+                f"is now {shown(value)}; name another folder, or delete this one"
+            )
 
 
 def _read_share(part: str | None) -> tuple[int, int]:

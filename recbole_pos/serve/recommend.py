@@ -73,7 +73,7 @@ def recommend(
         UsageError: for users without an interaction.
         CheckpointError: if the dataset no longer has the data that the model was trained on.
     """
-    trained = Recommender.load(run_dir, data_path, histories_only=False)
+    trained = Recommender.load(run_dir, data_path)
     return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 

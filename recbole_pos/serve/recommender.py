@@ -22,6 +22,7 @@ import torch
 from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import Growth, extend_log
+from recbole_pos.data.interactions import YEAR
 from recbole_pos.data.item_vectors import read_new_vectors, to_file
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
@@ -29,6 +30,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.models import reads_users
 from recbole_pos.serve.explain import (
     BATCH,
@@ -40,7 +42,7 @@ from recbole_pos.serve.explain import (
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
-from recbole_pos.values import listed, read_names, shown
+from recbole_pos.values import SECONDS, listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
@@ -61,48 +63,52 @@ class Recommender(FittedModel):
 
     Attributes:
         growth: numbers of interactions, users and items that the dataset has gained since training.
-        changed: fields whose values have changed since training; the model reads the new ones.
+        changed: names of the fields of users and items whose values have changed since training;
+            the model reads the new ones.
         items: [items] names of the catalogue.
         ids: id of each item by name, from 1 in the order of ``items``.
+        scorer: scores items after histories by the model.
+        by_user: whether the model scores only users of its training, by their ids, and no
+            histories.
+        popularity: [items + 1] share of the training interactions that each item has, by id.
+        unknown_users: dict whose keys are the names of users of the dataset who get the most
+            popular items, since the model knows neither the user nor an item of the user's history.
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        growth: Growth,
-        unknown_users: Iterable[str] = (),
         folder: RunFolder | None = None,
         resources: Sequence[Any] = (),
     ) -> None:
-        """Index the items by name, and compute their shares of training interactions.
+        """Take the parts of a trained model, and index its items by name.
 
         Args:
             experiment: the trained model with its configuration and dataset.
-            growth: numbers of interactions, users and items that came after the training.
-            unknown_users: users who are in the dataset, but whom the model cannot recommend to by
-                their own interactions.
             folder: folder of the run, if there is one.
             resources: objects that must live as long as this one, such as temporary folders.
         """
         super().__init__(experiment, folder, resources)
-        self.growth, self.changed = growth, experiment.changed
-        dataset = experiment.dataset  # id 0 is padding, so names begin at id 1
-        self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
+        self.changed = experiment.changed
+        self.growth = Growth()  # nothing; `load` counts what came after the training
+        self.unknown_users: dict[str, None] = {}
+        self.by_user = reads_users(self.config["model"], type(experiment.model))
+        self._has_warned = False  # that a request without a time is taken to be made now
+
+        # Items: names, ids by name (id 0 is padding), and what scores them.
+        dataset = experiment.dataset
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
-        # by_user: the model scores only users of its training, by their ids, not histories.
-        self.by_user = reads_users(self.config["model"], type(experiment.model))
+        self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
-        self.unknown_users = dict.fromkeys(unknown_users)  # in the dataset, but not of the model
-        self._has_warned = False  # that now is taken for requests without a time
 
     @classmethod
     def load(
         cls,
         run_dir: str | Path,
         data_path: str | Path | None = None,
-        histories_only: bool | None = None,
+        histories_only: bool = False,
         item_vectors: Any = None,
     ) -> Recommender:
         """Load a trained model from the folder of a run, whose dataset may have grown since.
@@ -113,8 +119,8 @@ class Recommender(FittedModel):
         Args:
             run_dir: the folder.
             data_path: the folder that holds the folder of the dataset; by default the run's.
-            histories_only: True reads the dataset only if the model needs it, False requires it; by
-                default it is read if it is there.
+            histories_only: True reads the dataset only if the model needs it; by default it is read
+                if it is there.
             item_vectors: content vectors of further items, see :meth:`add_items`.
 
         Warns:
@@ -124,20 +130,17 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
-        # Without the dataset (if that is requested, or there is none) its users get no answer.
-        has_data = data_path is not None or histories_only is False or finds_dataset(run_dir)
-        trained = None
-        if histories_only or not has_data:  # Growth(): nothing is known of new data
-            try:
-                trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
-            except NeedsDataset:  # the model reads more of the dataset than names of items
-                if not has_data:
-                    raise
-
-        if trained is None:
+        if not histories_only and (data_path is not None or finds_dataset(run_dir)):
             trained = cls._load_with_data(run_dir, data_path)
-        elif not histories_only:
-            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 2)
+        else:
+            try:
+                trained = cls(load_without_data(run_dir), folder=find_run_folder(run_dir))
+            except NeedsDataset:  # the model reads more of the dataset than names of items
+                trained = cls._load_with_data(run_dir, data_path)
+            else:
+                if not histories_only:
+                    missing = NeedsDataset("histories of users", trained.config)
+                    warnings.warn(str(missing), RunWarning, 2)
         if item_vectors is not None:
             trained.add_items(item_vectors)
         return trained
@@ -146,26 +149,28 @@ class Recommender(FittedModel):
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         """Load a trained model with its dataset, as :meth:`load` does.
 
-        Interactions that came after the training (``dataset.held_out``) are appended to the
-        histories of users. Those of new users are left out if the model scores users by their ids
-        and not by their histories, since it knows no id of a new user.
+        What came into the files after the training is in ``dataset.held_out``, None if nothing
+        came. Those interactions are appended to the histories of their users. Most models read the
+        history of a new user like any other; a model that knows users only by their ids does not.
         """
 
         def add_held_out(dataset: Any) -> Any:
-            """Append the new interactions; those of new users only if the model can read them."""
+            """Return the dataset with the later interactions that the model can read."""
             if dataset.held_out is None:
                 return dataset
             by_user = reads_users(dataset.config["model"], dataset.config.model_class)
             return extend_log(dataset, dataset.held_out, has_new_users=not by_user)
 
+        # ``grown`` allows that the files have more interactions than the training had.
         experiment = load(run_dir, view=add_held_out, grown=True, data_path=data_path)
+        trained = cls(experiment, folder=find_run_folder(run_dir))
         held_out = experiment.dataset.held_out
-        folder = find_run_folder(run_dir)
-        if held_out is None:
-            return cls(experiment, Growth(), folder=folder)
-        trained = cls(experiment, held_out.growth, held_out.users_of_unknown_items, folder)
-        if trained.by_user:  # new users get the most popular items, too
-            trained.unknown_users = dict.fromkeys([*held_out.users, *trained.unknown_users])
+        if held_out is not None:
+            # New users have no history that can be read if it has unknown items only, or if the
+            # model knows users by their ids.
+            trained.growth = held_out.growth
+            new_users = held_out.users if trained.by_user else ()
+            trained.unknown_users = dict.fromkeys([*new_users, *held_out.users_of_unknown_items])
         return trained
 
     def add_items(self, item_vectors: Any) -> str:
@@ -183,28 +188,30 @@ class Recommender(FittedModel):
                 the model stays as it was.
         """
         model = self.experiment.model
-        if getattr(model, "content_source", None) is None:
+        if getattr(model, "content_source", None) is None:  # the files of content vectors of a run
             raise UsageError(
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
 
-        # New ids follow the known ones. If a step fails, `undone_on_error` restores all attributes.
+        # New items get the ids behind the known ones. All that depends on the number of items
+        # changes: if a step fails, `undone_on_error` restores the attributes of this object and of
+        # the parts of the model.
         names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
             self.items = np.append(self.items, names)
-            new_ids = {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
-            self.ids = self.ids | new_ids
-            self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
+            self.ids = {name: i for i, name in enumerate(self.items, start=1)}
+            self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))  # zeros
             self.scorer = Scorer(model, self.config, len(self.ids) + 1)
             self.num_added += len(names)
-            for cached in ("_all_items", "_unit_vectors"):  # cached; computed anew when read
+            for cached in ("_all_items", "_unit_vectors"):  # cached properties, computed again
                 self.__dict__.pop(cached, None)
 
-            # Recommend once, to see whether the model can score the new items.
+            # Recommend once after a history of a new item. A model that compares attributes of
+            # items, as AttrFormer does, has no attributes of the new ones and looks for their ids.
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-            try:  # AttrFormer compares attributes of items, and a new item has none
+            try:
                 self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
             except IndexError as error:
                 raise UsageError(
@@ -229,12 +236,13 @@ class Recommender(FittedModel):
 
         Args:
             users: names of users; by default (and without histories) all with an interaction.
-            histories: for each person a list of items, oldest first, or a mapping with ``items``
-                and optionally ``id``, ``times`` and ``at`` (in the unit of the time field, ISO 8601
-                or dates, in UTC without a zone), ``events`` and ``user`` (``event_features`` by
-                field, one value per item, and ``user_features``), ``allowed`` and ``excluded`` (as
-                below, for this person only); a Series of lists, by id; a DataFrame or an Arrow
-                table with such columns.
+            histories: for each person a list of items, oldest first, or a mapping. It has ``items``
+                and may have ``id``; ``times`` of the items; ``at``, the time of the request;
+                ``allowed`` and ``excluded`` items of this person only; and the features that the
+                model was trained with: ``events``, by field a list with a value for each item, and
+                ``user``, by field one value. A time is a number in the unit of the time field, a
+                date, or text in ISO 8601, in UTC if it names no zone. A DataFrame or an Arrow table
+                with such columns will do, too, and so will a Series of lists, by id.
             k: items per person; fewer if fewer are left to recommend.
             exclude_seen: whether items of the history are excluded; by default as in evaluation.
             allowed: names of the items to choose from, such as those in stock; by default all.
@@ -242,8 +250,9 @@ class Recommender(FittedModel):
             boosts: numbers to add to the scores of items by name; -0.69 halves and 0.69 doubles
                 odds (the scores of models trained by cross-entropy are log-odds). Popularity, in
                 place of such a score, gets no boost.
-            at: time of requests without one, as ``times``, for ``request_time: target``; by
-                default now, or the newest time of a history that is ahead of this machine's clock.
+            at: time at which the recommendations are asked for, if the model reads it (it was
+                trained with ``request_time: target``) and a history has none of its own. By default
+                it is now, or the newest time of the history if that is later.
             because: number of reasons to name for each item: past interactions without which its
                 score falls; see :meth:`explain`.
 
@@ -275,8 +284,6 @@ class Recommender(FittedModel):
     def read(self, histories: Iterable[Any]) -> Histories:
         """Read histories, in any of the forms of :meth:`recommend`, into arrays with ids of items.
 
-        Dates must be before the year 2200: later ones are surely in another unit than the data's.
-
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
         """
@@ -285,15 +292,32 @@ class Recommender(FittedModel):
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        needs_time, fields = self.scorer.needs_time, self._fields  # fields: features of histories
-        packed = read_histories(histories, self.ids, needs_time, self._unit, fields)
-        packed.require_before(self._latest, self.config["timestamp_unit"])  # _latest: year 2200
+        packed = read_histories(
+            histories, self.ids, self.scorer.needs_time, self._unit, self._fields
+        )
+        self._refuse_late_times(packed)
         return packed
 
     @cached_property
     def _fields(self) -> Fields:
         """Feature fields that histories may have: events or user -> field -> ids of its names."""
         return self.scorer.list_fields(self.dataset.field2id_token)
+
+    def _refuse_late_times(self, histories: Histories) -> None:
+        """Raise a UsageError for a time after the year 2200, which surely is in a wrong unit.
+
+        A time field that does not count time, but only orders interactions, may have any numbers.
+        """
+        if not self._counts_time:
+            return
+        unit = self.config["timestamp_unit"]
+        latest = (2200 - 1970) * YEAR / SECONDS[unit]
+        for name, times in (("times", histories.times), ("at", histories.at)):
+            if times is not None and (times > latest).any():
+                raise UsageError(
+                    f"{name}: {np.nanmax(times):.15g} is in no year that can be meant: the time "
+                    f"field counts {unit} since 1970"
+                )
 
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
@@ -311,8 +335,8 @@ class Recommender(FittedModel):
             RunWarning: the first time that now is taken.
 
         Raises:
-            UsageError: for a time that the model does not read, or in no year that can be meant,
-                or if every request is before the newest interaction of its history.
+            UsageError: for a time that the model does not read, or after the year 2200, or if every
+                request is before the newest interaction of its history.
         """
         if not self.scorer.reads_request:  # it was trained without request_time: target
             if at is None and histories.at is None:
@@ -322,25 +346,37 @@ class Recommender(FittedModel):
                 "of a request; leave it out"
             )
 
-        # Find the time for histories without one of their own.
-        default: float | np.ndarray = 0.0
-        all_have_time = histories.at is not None and not np.isnan(histories.at).any()
+        # The time for histories without one of their own, which are NaN in ``histories.at``.
+        default: float | np.ndarray = np.nan
         if at is not None:
             default = read_moment(at, "at", self._unit)
-        elif all_have_time:
-            pass  # the default is not used
-        elif self._unit is None:  # its numbers only order interactions, so now is none of them
+        elif histories.at is None or np.isnan(histories.at).any():
+            default = self._take_now(histories)
+        histories = histories.with_request_time(default)
+        self._refuse_late_times(histories)
+        return histories
+
+    def _take_now(self, histories: Histories) -> np.ndarray:
+        """Return the current time [b] in the unit of the time field, and warn the first time.
+
+        A history whose newest interaction is later than this machine's clock, since another clock
+        gave it its times, gets the time of that interaction.
+
+        Raises:
+            UsageError: if the time field counts no time, so that the current time is not in it.
+        """
+        if self._unit is None:
             raise UsageError("at: the time field counts no time; give at instead of now")
-        else:
-            if not self._has_warned:
-                self._has_warned = True
-                text = "at: the model reads the time of requests: now is taken"
-                warnings.warn(text, RunWarning, 3)
-            # The clock that gave a history its times may be ahead of this machine's clock.
-            default = np.maximum(time.time() / self._unit, histories.newest)
-        packed = histories.with_request_time(default)  # refuses requests before the newest time
-        packed.require_before(self._latest, self.config["timestamp_unit"])
-        return packed
+        if not self._has_warned:
+            self._has_warned = True
+            text = "at: the model reads the time of requests: now is taken"
+            warnings.warn(text, RunWarning, 4)
+        return np.maximum(time.time() / self._unit, histories.newest)
+
+    def list_users(self) -> list[str]:
+        """Return the names of all users with an interaction, those with unknown items only last."""
+        names = self.dataset.field2id_token[self.dataset.uid_field]
+        return [*names[self.dataset.log.lengths > 0], *self.unknown_users]
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the dataset.
@@ -357,11 +393,8 @@ class Recommender(FittedModel):
             UsageError: if a user has no interaction.
         """
         dataset, log = self.dataset, self.dataset.log
-        if users is None:
-            names = list(dataset.field2id_token[dataset.uid_field][log.lengths > 0])
-            names += self.unknown_users
-        else:
-            names = list(dict.fromkeys(read_names(users, "users")))
+        given = self.list_users() if users is None else read_names(users, "users")
+        names = list(dict.fromkeys(given))  # each once
 
         # A user without any interaction in the dataset is an error, one without known items is not.
         id_by_name = dataset.field2token_id[dataset.uid_field]
@@ -375,11 +408,14 @@ class Recommender(FittedModel):
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
 
-        # Take the users' interactions from the log, where each user's begin at ``offsets``; and the
-        # features of these interactions and of these users (the two functions of ``map``).
+        # Take the users' interactions from the log, where each user's begin at ``offsets``, and the
+        # features of these interactions and users.
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
-        features = read_history_features(dataset).map(
-            lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
+        rows = torch.from_numpy(ids)
+        all_features = read_history_features(dataset)
+        features = Features(
+            {name: values[index] for name, values in all_features.events.items()},
+            {name: values[rows] for name, values in all_features.users.items()},
         )
         items, times = log.items[index].numpy(), log.times[index].numpy()
         unknown = np.zeros_like(ids)  # numbers of unknown items: the log has none
@@ -450,19 +486,9 @@ class Recommender(FittedModel):
         not_empty = np.flatnonzero(histories.lengths)
         not_empty = not_empty[histories.lengths[not_empty].argsort(kind="stable")]
 
-        # Columns of each batch. The first ones are empty, so that there is something to concatenate
-        # if nothing is recommended.
+        # Rank them in batches: the empty ones by popularity, the others by the model. The first
+        # columns are empty, so that there is something to concatenate if nothing is recommended.
         rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
-
-        # All empty histories get the same items, unless they have lists of their own.
-        if len(empty) and histories.allowed is None and histories.excluded is None:
-            first_one = histories.select(empty[:1])
-            score, item = self._rank_by_popularity(first_one, k, hides_seen, choice)
-            score, item = np.repeat(score, len(empty), axis=0), np.repeat(item, len(empty), axis=0)
-            rankings.append(to_columns(histories.ids, empty, score, item))
-            empty = empty[:0]  # they are done
-
-        # Rank the others in batches: empty ones by popularity, not empty ones by the model.
         ways = (empty, self._rank_by_popularity), (not_empty, self._rank_by_model)
         for rows, rank_batch in ways:
             for start in range(0, len(rows), BATCH):

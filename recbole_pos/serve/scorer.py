@@ -1,12 +1,12 @@
 """From packed histories to ranked items: the one place where serving calls models.
 
-:class:`Histories` are arrays, :class:`Scorer` scores items after them, ``make_choice`` says which
-items may be recommended, and ``find_best_items`` ranks them.
+:class:`Histories` are arrays, :class:`Scorer` scores items after them, and ``find_best_items``
+ranks these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from recbole_pos.layers.catalogue import (
 from recbole_pos.layers.forward import encode_queries
 from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.values import Options, is_number, is_whole, read_names, shown
+from recbole_pos.values import Options, is_whole, shown
 
 
 class TokenIds(NamedTuple):
@@ -161,20 +161,6 @@ class Histories:
             for row in np.flatnonzero(at < newest).tolist()
         }
         return replace(self.refuse(errors), at=at)
-
-    def require_before(self, latest: float, unit: str) -> None:
-        """Raise a UsageError if the newest time is so late that it must be in a wrong unit.
-
-        Args:
-            latest: the latest time that can be meant.
-            unit: unit of the time field, such as ``s``, for the message.
-        """
-        for name, times in (("times", self.times), ("at", self.at)):
-            if times is not None and len(times) and (newest := np.nanmax(times)) > latest:
-                raise UsageError(
-                    f"{name}: {newest:.15g} is in no year that can be meant: the time field counts "
-                    f"{unit} since 1970"
-                )
 
     def select(self, rows: np.ndarray) -> Histories:
         """Return some of the histories, with all that belongs to them.
@@ -499,45 +485,6 @@ def to_columns(
         )
     ranking, column = np.nonzero(score > -np.inf)
     return rows[ranking], column + 1, item[ranking, column], score[ranking, column]
-
-
-def make_choice(
-    ids: Mapping[str, int],
-    allowed: Iterable[str | int] | None,
-    excluded: Iterable[str | int] | None,
-    boosts: Mapping[str, float] | None,
-) -> Choice:
-    """Return the items that may be recommended and their boosts; unknown names are ignored.
-
-    Args:
-        ids: id of each item by name, from 1.
-        allowed: names of the only items that may be recommended; None allows all.
-        excluded: names of items that may not be recommended.
-        boosts: number to add to the score of an item, by name.
-
-    Raises:
-        UsageError: if no item is left, or a boost is not a number.
-    """
-    # is_allowed [items + 1] by id; the id 0 is padding and never allowed.
-    is_allowed = torch.zeros(len(ids) + 1, dtype=torch.bool)
-    is_allowed[1:] = allowed is None
-    if allowed is not None:
-        is_allowed[[ids[name] for name in read_names(allowed, "allowed") if name in ids]] = True
-    if excluded is not None:
-        is_allowed[[ids[name] for name in read_names(excluded, "excluded") if name in ids]] = False
-    items = is_allowed.nonzero()[:, 0]
-    if not len(items):
-        raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
-    if boosts is None:
-        return Choice(items)
-
-    # What is added to the score of each item, by id; boosts of unknown names go to the padding 0.
-    bonus = torch.zeros(len(ids) + 1)
-    for name, boost in boosts.items():
-        if not is_number(boost):
-            raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
-        bonus[ids.get(str(name), 0)] = float(boost)
-    return Choice(items, bonus[items])
 
 
 def require_k(k: int) -> int:
