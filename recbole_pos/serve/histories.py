@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     FailFast,
@@ -70,7 +69,8 @@ def _to_datetime(value: Any) -> datetime:
 # 3.0 that pandas makes of it in a column with empty cells, or a UUID, which becomes text. A moment
 # is a number in the unit of the time field, or a time as `_to_datetime` takes it.
 _FIRST_THAT_FITS = Bounds(union_mode="left_to_right")
-Name = Annotated[StrictStr | int | Annotated[UUID, AfterValidator(str)], _FIRST_THAT_FITS]
+_Uuid = Annotated[str, BeforeValidator(lambda x: str(x) if isinstance(x, UUID) else x)]
+Name = Annotated[StrictStr | int | _Uuid, _FIRST_THAT_FITS]
 _Number = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)]
 _Time = Annotated[datetime, BeforeValidator(_to_datetime)]
 _Moment = Annotated[_Number | _Time, _FIRST_THAT_FITS]
