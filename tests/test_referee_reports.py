@@ -197,28 +197,17 @@ def test_popularity_of_the_newest_days_in_loops(experiment: Any) -> None:
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize("power", [0.0, -0.5])
-def test_tale_in_loops(experiment: Any, power: float) -> None:
-    """With the recent popularity of items as a factor, and without it."""
+def test_tale_in_loops(experiment: Any) -> None:
     options = {"tau_train": 50 / 86_400, "tau_inf": 2.0, "time_floor": 0.3, "reg_weight": 5.0}
-    options |= {"trend_days": 40.5 / 86_400, "trend_power": power}
     made = experiment("TALE", MAX_ITEM_LIST_LENGTH=6, **options)
     size, training = made.dataset.item_num, collect_training(made)
-    events = [event for rows in training.values() for event in rows]
-
-    def trend(item: int, time: float) -> float:
-        count = sum(other == item and time - 40.5 <= when <= time for other, when in events)
-        return count**power
-
-    assert {trend(*event) for event in events} != {1.0} or not power
     sources, targets = [], []
     for rows in training.values():
         for row in range(1, len(rows)):
             source, target = np.zeros(size), np.zeros(size)
             for item, time in rows[max(row - 6, 0) : row]:
-                decay = max(math.exp(-(rows[row][1] - time) / 50), 0.3)
-                source[item] += decay * trend(item, time)
-            target[rows[row][0]] = trend(*rows[row])
+                source[item] += max(math.exp(-(rows[row][1] - time) / 50), 0.3)
+            target[rows[row][0]] = 1
             sources.append(source)
             targets.append(target)
     s, t = np.stack(sources), np.stack(targets)

@@ -375,7 +375,6 @@ def test_extremes_stay_finite() -> None:
     [
         ("t5", {"t5_buckets": 32, "t5_max_distance": 16}, "t5_buckets"),
         ("rope", {"heads": 8}, "rope"),
-        ("to_rope", {**GATED, "fusion": "split_dim"}, "gate"),
         ("to_rope", {**GATED, "gate_value": 0.0}, "gate_value"),
         ("to_rope", {"fusion": "effective"}, "fusion"),
         ("to_rope", {"fusion": "split_head", "heads": 1}, "time_ratio"),

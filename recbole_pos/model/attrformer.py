@@ -62,9 +62,26 @@ class AttrFormer(PosSASRec):
     """The backbone with relation-augmented heads, aggregation by users, and posterior targets
     (Liu et al., "Learning Attribute as Explicit Relation for Sequential Recommendation", KDD 2025).
 
-    The batch is the neighbourhood, so batches are of random windows (``length_pool: 1``). Relations
-    are the ``extras`` of a batch. Baselines of Table 6 are PosSASRec with another ``position``:
-    [tisas] (TiSASRec), [difsr] (DIF-SR).
+    Two interactions are related by a field, such as the brand of their items. An interaction reads
+    a related one, of its own user or another, by adding its state to its own. In training those of
+    a batch read each other, so batches are of random windows (``length_pool: 1``). In prediction
+    histories read the bank, training interactions of some users.
+
+    Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr]
+    (DIF-SR).
+
+    Attributes:
+        declared: the option ``relations``, by which interactions and users are related.
+        relates_times: whether one of them is the time.
+        lookup: finds the relations among interactions, given by their rows in the dataset's log.
+            Its ``clock`` is the option ``cross_sequence``: by which time an interaction is earlier
+            than that of another user (time_respecting, random_order), or none.
+        inference: the option ``inference_relations``, whom a prediction reads.
+        bank_users: ids of the users of the bank with ``inference_relations: training_bank``.
+        linked: whether consecutive windows of a user come in one batch, later ones reading earlier
+            ones (``chunking``).
+        prior, prior_weight: distribution over items by how often each occurs in training, and its
+            weight w in the loss.
     """
 
     needs_events = True
@@ -76,10 +93,7 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Read the relations, build the layers with them, and estimate the prior of the loss.
-
-        A relation is a field by which interactions are related, such as the brand of their items.
-        The prior is a distribution over items, by how often each occurs in training.
+        """Build the layers, what relates interactions, and the loss.
 
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
@@ -88,79 +102,69 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a relation cannot be read.
         """
-        # before the base class, which calls ``build_layer``, that reads them
+        # read first, since the base class calls ``build_layer``, which needs their number
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
-        # no state may know when the next item is requested: related users would learn it, too
-        self.reads_request = False
 
-        # linked: consecutive windows of a user come in one batch, later ones reading earlier ones
         self.linked = config["chunking"]
-        for key, required in (("augmentation", "all_positions"), ("train_windows", "chunk")):
-            if self.linked and config[key] != required:
-                raise UsageError(
-                    f"chunking: links the windows of {key}: {required}; found "
-                    f"{shown(config[key])}. Set chunking: False for it"
-                )
+        if self.linked:
+            _require_chunks(config)
 
+        # who reads whom
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
-        # builds ``lookup``, which relates the interactions of a batch
-        self.attach(dataset, config)
+        self.lookup = self._build_lookup(dataset, config)
+        self._check_times(dataset, config)
+        self.bank_users = self._sample_bank(config["bank_size"])
 
-        # The loss: weights of the next items (betas), which ``LaterTargets`` finds in the log after
-        # each query, and the prior over all items.
+        # the loss: betas of the next items, which ``LaterTargets`` finds in the log, and a prior
+        # over the items that the loss chooses among (``candidates``; None for all)
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         counts = torch.from_numpy(dataset.popularity)
-        if self.candidates is not None:  # the items that the loss chooses among, if not all
-            counts = counts[self.candidates]
-        prior = dirichlet_prior(counts)
+        prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
-    def attach(self, dataset: Dataset, config: Options) -> None:
-        """Build what relates interactions of a dataset, and sample the users of the bank.
-
-        ``lookup`` relates the interactions of a batch, which are given by their rows in the
-        dataset's log (``batch.log_rows``). The bank is the training interactions of some users,
-        which predictions for other users read.
-
-        Args:
-            dataset: training part of a dataset.
-            config: options of the model.
-
-        Raises:
-            UsageError: if times are related, but fall along a history.
-        """
-        self.lookup = RelationLookup(
+    def _build_lookup(self, dataset: Dataset, config: Options) -> RelationLookup:
+        """Build what finds the relations among interactions, given by their rows in the log."""
+        # With user_update: replace the states of related users take the place of a state. A user
+        # without attributes is related to none, and keeps the state by a relation 1 to itself.
+        replaces_states = config["user_update"] == "replace"
+        return RelationLookup(
             self.declared,
             dataset,
             top_k=config["top_k"],
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
             seconds=self.time_unit,
-            default_self_relation=float(config["user_update"] == "replace"),
+            default_self_relation=1.0 if replaces_states else 0.0,
         )
 
-        # Only the nearest interactions of a sequence are compared by time: times must not fall.
+    def _check_times(self, dataset: Dataset, config: Options) -> None:
+        """Check times that relations read; a position scheme's are checked by the base class.
+
+        Raises:
+            UsageError: if times are related, but fall along a history, or are all the same.
+        """
+        # only the nearest interactions of a history are compared by time, so times must not fall
         if self.relates_times:
             require_order(dataset.log, "relations: time", "leave the time out of relations")
-        # ``check_clock`` refuses times from which nothing can be learned, and returns warnings. The
-        # base class has called it already if a position scheme reads times (``needs_time``).
+        if self.needs_time:
+            return
         unit = config["timestamp_unit"]
-        if self.relates_times and not self.needs_time:
-            instead = "leave the time out of relations"
-            self.notices += check_clock(dataset.log, unit, instead)
-        elif self.lookup.clock == "time_respecting" and not self.needs_time:
+        if self.relates_times:
+            self.notices += check_clock(dataset.log, unit, "leave the time out of relations")
+        elif self.lookup.clock == "time_respecting":  # which compares the times of different users
             instead = "set cross_sequence: random_order"
             self.notices += check_clock(dataset.log, unit, instead, compares_users=True)
 
-        # up to bank_size users with training interactions, sampled by the seed
+    def _sample_bank(self, bank_size: int) -> np.ndarray:
+        """Sample up to ``bank_size`` users with training interactions by the run's seed, sorted."""
+        # the training interactions of user u are the rows offsets[u] to train_end[u] - 1 of the log
         users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
-        bank_size = min(config["bank_size"], len(users))
-        self.bank_users = np.sort(rng.choice(users, bank_size, replace=False))
+        return np.sort(rng.choice(users, min(bank_size, len(users)), replace=False))
 
     def build_layer(
         self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
@@ -178,15 +182,14 @@ class AttrFormer(PosSASRec):
             The layer.
         """
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
-        # a layer aggregates if its number, divided by 2, leaves one of these
-        remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
+        is_chosen = config["user_layers"] in ("all", "odd" if number % 2 else "even")
         return RelationLayer(
             options,
             position,
             num_relations=len(self.declared) - num_user_relations,
             num_heads=config["relation_heads"],
             head_size=config["relation_size"],
-            aggregates=num_user_relations > 0 and number % 2 in remainders,
+            aggregates=num_user_relations > 0 and is_chosen,
             gated=config["user_update"] == "gated",
         )
 
@@ -197,22 +200,28 @@ class AttrFormer(PosSASRec):
         They must if a position scheme or a relation reads times, or if histories are related to
         training interactions of other users that happened earlier.
         """
-        # Earlier interactions of other users are found by their times if the lookup's ``clock`` is
-        # the real one. With ``inference_relations: batch`` there are none: users from outside have
-        # no training interactions.
-        reads_bank_by_time = (
-            self.lookup.clock == "time_respecting" and self.inference == "training_bank"
-        )
-        relates_times = self.relates_times and self.inference != "none"
-        return self.needs_time or relates_times or reads_bank_by_time
+        if self.needs_time:  # a position scheme reads times
+            return True
+        if self.relates_times and self.inference != "none":
+            return True
+        # Which interactions of the bank are earlier is decided by the real times. A prediction that
+        # reads the users of its own batch (``batch``) finds none: histories from outside have no
+        # training interactions.
+        return self.inference == "training_bank" and self.lookup.clock == "time_respecting"
 
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
     ) -> Tensor:
-        """Return the posterior loss (AttrFormer, equation 17), a scalar mean over states.
+        """Return the posterior loss, the mean over states (AttrFormer, equation 17).
+
+            w KL(prior || y) + sum_j beta_j CE(item_j, y)        y = softmax of the scores of a
+            state
+
+        with the j-th next item, its weight beta_j and cross-entropy CE; ``posterior_loss`` computes
+        it. The prior and w (``prior_weight``) are attributes of the model.
 
         Args:
-            states: [k, d] states that predict.
+            states: [k, d] states, which predict the next item.
             vectors: [items, d] item vectors.
             targets: [k, n] int64 the next n items of each state.
             target_weights: [k, n] their weights beta, 0 where there is no such item.
@@ -232,16 +241,15 @@ class AttrFormer(PosSASRec):
         return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
 
     def locate(self, batch: SequenceBatch) -> PackedSequences:
-        """Find the interactions of a batch in the dataset, and decide which ones others may read.
+        """Describe the windows of a batch by rows of the log, and decide what other users may read.
 
-        To read an interaction is to add its state to one's own, weighted by how they are related.
-        An interaction that is in several overlapping windows must not be read several times. So
-        other users may read it in one of them only: the one with a query, and so a target, right
-        after it. Without targets no interaction may be read by other users.
+        Overlapping windows have the same interaction several times, but it must be read once. So
+        other users read it in the one window in which its next item is a target. If a window a, b,
+        c has the targets b, c, d, and the next one b, c, d has only e, then c is read in the first
+        window and d in the second. Without targets nothing is read by other users.
 
         Args:
-            batch: windows, parts of histories, with the row of each of their m interactions in the
-                dataset, which is sorted by user and time.
+            batch: windows of histories, with the log's row of each of their m interactions.
 
         Returns:
             The windows, and for each interaction whether other users may read it.
@@ -250,9 +258,9 @@ class AttrFormer(PosSASRec):
         events = batch.log_rows.cpu().numpy()
         is_source = np.zeros(len(events), dtype=bool)
         if batch.targets is not None:
-            # the interactions that a query, and so a target, follows
-            followed = batch.take_queries(torch.arange(len(events), device=batch.items.device))
-            is_source[followed.cpu().numpy()] = True
+            # a query, and so a target, comes after these of the m interactions; None for all
+            has_target = slice(None) if batch.queries is None else batch.queries.cpu().numpy()
+            is_source[has_target] = True
         return self.lookup.pack_windows(events, batch.lengths.cpu().numpy(), is_source, self.linked)
 
     def _relate(
@@ -260,13 +268,12 @@ class AttrFormer(PosSASRec):
     ) -> BatchRelations:
         """Return the relations among the interactions of some sequences, as sparse matrices.
 
-        An interaction reads related ones of other users by adding their states to its own. Which of
-        them it may read depends on an order of all interactions, which is partly random; in
-        prediction ``seed`` fixes it.
+        ``lookup.build_relations`` finds them. An interaction may read earlier ones of other users,
+        by an order of all interactions that is random with ``cross_sequence: random_order``.
 
         Args:
-            rows: the sequences, whose interactions are given by their rows in the dataset.
-            lookup: the dataset's interactions and how they are related.
+            rows: the sequences, whose interactions are given by their rows in the log.
+            lookup: the log and its relations.
             device: where the matrices are put.
 
         Returns:
@@ -274,7 +281,8 @@ class AttrFormer(PosSASRec):
         """
         if not self.training and self.inference == "none":
             return BatchRelations(None, None)
-        # in training from torch's generator, whose state checkpoints keep
+        # Another order for each training batch, from torch's generator, whose state checkpoints
+        # keep; the same order for all predictions.
         seed = int(torch.randint(2**62, ())) if self.training else self.seed
         rng = np.random.default_rng(seed)
         return lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
@@ -282,19 +290,19 @@ class AttrFormer(PosSASRec):
     # --- prediction: rows read the bank, and not each other ---
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Encode the histories of a batch, and return the states [k, d] of its queries.
+        """Encode the histories of a batch, and return the states of its queries.
 
-        A query asks for the next item after an interaction. A training batch comes with the
-        relations of its interactions (``extras``). For a batch without them there are three cases:
+        A query asks for the next item after an interaction. Which other interactions its history
+        reads depends on where the batch comes from:
 
-        1. A history ends within the training part: histories read each other, as in training.
-        2. All end later: each reads the bank, training interactions of other users (unless
-           ``inference_relations`` is none), all older than the held-out targets of their users.
-        3. Histories are not in the log, the dataset's interactions: they are appended to a copy of
-           it, and then read the bank, too.
+        0. It has its relations already (``extras``): those that they say.
+        1. A history ends before a training interaction of its user: histories of the batch read
+           each other, as in training.
+        2. All end later: each reads the bank (:meth:`_pack_bank`), and not the others.
+        3. Histories are not of the dataset's log: as in case 2.
 
         Args:
-            batch: histories with queries.
+            batch: histories with k queries.
 
         Returns:
             [k, d].
@@ -302,19 +310,18 @@ class AttrFormer(PosSASRec):
         if batch.extras is not None:
             return super().encode(batch)
 
-        newest_index = batch.last.cpu().numpy()
+        last = batch.last.cpu().numpy()  # of each history, its newest interaction in the batch
         if batch.log_rows is not None:
-            newest = batch.log_rows.cpu().numpy()[newest_index]
-            # case 1; ``prepare`` adds the relations
+            newest = batch.log_rows.cpu().numpy()[last]  # the same as rows of the log
             if self.lookup.is_followed_in_training(newest).any():
-                return super().encode(self.prepare(batch))
+                return super().encode(self.prepare(batch))  # ``prepare`` adds the relations
             return self._encode_histories(newest, self.lookup)
 
-        # case 3: the new histories get rows behind the last one of the log
+        # case 3: interaction i of the batch becomes row num_events + i of a longer log
         times = None if batch.times is None else batch.times.cpu().numpy()
         items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
         lookup = self.lookup.with_histories(items, lengths, times)
-        return self._encode_histories(lookup.num_events + newest_index, lookup)
+        return self._encode_histories(lookup.num_events + last, lookup)
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
         """Return the states [b, d] that predict what follows whole histories.
@@ -326,24 +333,25 @@ class AttrFormer(PosSASRec):
         Returns:
             [b, d], in the order of ``newest``.
         """
-        # a history is the rows ``start`` to ``target - 1``
-        target = newest + 1
-        # Whole histories are read if training linked a user's windows, else the newest window only.
-        # ``ranks`` say how many interactions of the user are older.
+        # A history is the rows ``start`` to ``end - 1`` of the log. It is whole if training linked
+        # the windows of a user, else the newest window only. ``ranks`` say how many interactions of
+        # the user are older than each one.
+        end = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
-            start = np.maximum(start, target - self.max_seq_length)
+            start = np.maximum(start, end - self.max_seq_length)
 
         # Histories read the bank but not each other, so they can be encoded part by part, with
-        # about ``MOST_EVENTS`` interactions in each.
-        part = np.cumsum(target - start) // MOST_EVENTS  # to which each history belongs
-        part_begins = np.flatnonzero(np.diff(part)) + 1  # but for the first part
+        # about ``MOST_EVENTS`` interactions in each: ``part`` 0, 0, 1 gives [0, 1] and [2].
+        part = np.cumsum(end - start) // MOST_EVENTS
+        parts = np.split(np.arange(len(end)), np.flatnonzero(np.diff(part)) + 1)
+
         bank = self._pack_bank(lookup.users[newest], lookup)
         states = []
-        for histories in np.split(np.arange(len(target)), part_begins):
-            packed = lookup.pack_histories(start[histories], target[histories], is_bank=False)
+        for histories in parts:
+            packed = lookup.pack_histories(start[histories], end[histories], is_bank=False)
             # a query after the last interaction of each history
-            queries = np.cumsum(target[histories] - start[histories]) - 1
+            queries = np.cumsum(end[histories] - start[histories]) - 1
             if bank is not None:
                 packed = packed + bank  # the bank's interactions come last, without a query
             states.append(super().encode(self.gather(packed, torch.from_numpy(queries), lookup)))
@@ -352,16 +360,16 @@ class AttrFormer(PosSASRec):
     def gather(
         self, rows: PackedSequences, queries: Tensor | None, lookup: RelationLookup
     ) -> SequenceBatch:
-        """Return sequences of the log as a batch, with the relations among them as its ``extras``.
+        """Read sequences from the log as a batch, with the relations among their interactions.
 
         Args:
-            rows: the sequences, by rows of the log.
-            queries: [k] int64 index of the interaction that each query follows (a query asks for
-                the next item); None for a query after each interaction.
-            lookup: the log and its relations.
+            rows: the sequences; ``rows.events`` [m] are the rows of their interactions in the log.
+            queries: [k] int64 index among the m interactions of the one that each query follows (a
+                query asks for the next item); None for a query after each interaction.
+            lookup: the log's items and times, and what finds relations (:meth:`_relate`).
 
         Returns:
-            The batch on the model's device.
+            The batch on the model's device, whose ``extras`` are the relations.
         """
         device = self.item_embedding.weight.device
         relations = self._relate(rows, lookup, device)
@@ -384,27 +392,37 @@ class AttrFormer(PosSASRec):
         return replace(batch, log_rows=torch.from_numpy(rows))
 
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
-        """Return the training histories that predictions read, the bank.
+        """Return the bank: the newest training interactions of the users whom predictions read.
 
-        With ``inference_relations: training_bank`` they are those of ``bank_users``, which are
-        sampled once; with ``batch`` those of the users for whom items are predicted.
+        With ``inference_relations: training_bank`` these are ``bank_users``, which are sampled
+        once; with ``batch`` the users for whom items are predicted.
 
         Args:
             users: [b] int64 users for whom items are predicted.
             lookup: the log and its relations.
 
         Returns:
-            The histories; None if predictions read no other users.
+            The histories; None if predictions read no other users, by ``inference_relations`` or
+            because training had ``cross_sequence: none`` (the ``clock``).
         """
-        # ``inference`` is the option inference_relations, ``clock`` the option cross_sequence: with
-        # none as the clock nobody reads another user's interactions
         if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
             return None
         if self.inference == "training_bank":
             return lookup.pack_bank(self.bank_users)
-        # users from outside the log, whose ids come after its own, have no training interactions
+        # histories from outside the log have users with higher ids, and no training interactions
+        num_log_users = len(lookup.train_end)
         users = np.unique(users)
-        return lookup.pack_bank(users[users < len(lookup.train_end)])
+        return lookup.pack_bank(users[users < num_log_users])
+
+
+def _require_chunks(config: Options) -> None:
+    """Raise a UsageError for options under which windows of a user cannot be linked (chunking)."""
+    for key, required in (("augmentation", "all_positions"), ("train_windows", "chunk")):
+        if config[key] != required:
+            raise UsageError(
+                f"chunking: links the windows of {key}: {required}; found {shown(config[key])}. "
+                "Set chunking: False for it"
+            )
 
 
 def read_posterior(config: Options) -> tuple[list[float], float]:
@@ -454,11 +472,7 @@ class RelationAttention(MultiHeadAttention):
         num_heads: int,
         head_size: int,
     ) -> None:
-        """Create self-attention and, beside it, heads whose weights are given relations.
-
-        A relation connects interactions that share an attribute, such as the brand of their items,
-        with a given weight. A head of relations sums the values of related interactions, by a
-        learned mixture of the M relations.
+        """Create self-attention and, beside it, heads that sum the values of related interactions.
 
         Args:
             options: sizes and switches of the layer.
@@ -489,28 +503,29 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.compute_heads(x, relations.heads))
 
     def compute_heads(self, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return H_RAH, the outputs of the heads of relations (AttrFormer, equations 6 to 8).
+        """Return H_RAH, the outputs of the M' heads of relations (AttrFormer, equations 6 to 8).
 
-        A head sums the values of related interactions, by a learned mixture W^R of M relations.
-        Each relation R_r is normalised before they are mixed (equation 6): if the mixture were, as
-        equation 7 can be read, a large relation would leave little of the others. The mixture need
-        not be formed, since it is linear. With V_h the value of head h,
+            H_h = ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
 
-            ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
+        for head h, with the M relations R_r [m, m] between interactions, their learned mixture W^R
+        [M, M'] (``relation_mix``) and values V_h [m, e'], which each head has for itself
+        (``relation_value``), as "relation dimension" in B.3 suggests. The right side is what is
+        computed: one sparse product for all relations and heads, then their mixture.
 
-        is one sparse product for all heads, then a small dense one, from which W^R gets its
-        gradient. Every head has values V_h of its own, as "relation dimension" (B.3) suggests.
+        Each relation is normalised before they are mixed (equation 6). If the mixture were, as
+        equation 7 can be read, a relation of large numbers would leave little of the others.
 
         Args:
             x: [m, d] inputs.
             multiply: product of the stacked normalised relations [M m, m] with a matrix [m, ...].
 
         Returns:
-            [m, M' e'], the outputs of M' heads of size e' side by side.
+            [m, M' e'], the outputs of the heads side by side.
         """
         value = self.relation_value(x)  # [m, M' e']
-        related = multiply(value)  # [M m, M' e'], Norm(R_r) V_h for each relation r, head h
+        related = multiply(value)  # [M m, M' e'], Norm(R_r) V_h for each relation r and head h
         related = related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
+        # [M, m, M', e'] and [M, M'] to [m, M', e']
         return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
 
 
@@ -522,12 +537,9 @@ class RelationLayer(TransformerLayer):
     own state: ``user_update: replace``. Added at weight 1 instead, the items of ten other users
     would stay in every state; so the weight of the aggregate is learned, from 0.
 
-    Args:
-        options, position: see :class:`~recbole_pos.layers.forward.MultiHeadAttention`.
-        num_relations, num_heads, head_size: M, M' and e', the paper's relation dimension.
-        aggregates: whether the layer aggregates from position to position.
-        gated: whether the aggregate is added to the state with a learned weight; else it replaces
-            the state.
+    Attributes:
+        aggregates: whether the layer aggregates by users.
+        user_gate: learned weight of the aggregate; None if the aggregate replaces the state.
     """
 
     user_gate: nn.Parameter | None
@@ -545,10 +557,6 @@ class RelationLayer(TransformerLayer):
     ) -> None:
         """Build the layer: attention with heads of relations, and a feed-forward network.
 
-        A relation connects interactions that share an attribute, such as the brand of their items,
-        with a given weight. The heads of relations use these weights, where others compute their
-        own.
-
         Args:
             options: sizes and switches of the layer.
             position: position scheme of the self-attention.
@@ -558,7 +566,7 @@ class RelationLayer(TransformerLayer):
             gated: whether the aggregate is added with a learned weight; else it replaces states.
         """
         # The plain attention is replaced at once. It is built all the same, since it draws random
-        # numbers: without it, seeds would give other weights than in earlier versions.
+        # numbers: without it a seed would give other weights than in earlier versions.
         super().__init__(MultiHeadAttention(options, position), FeedForward(options))
         self.multi_head_attention = RelationAttention(
             options, position, num_relations, num_heads, head_size
@@ -571,9 +579,9 @@ class RelationLayer(TransformerLayer):
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
         """Apply attention and feed-forward network, then aggregate the states of related users.
 
-        Users are related if they share attributes, such as their age. The aggregate, a sum of
-        states weighted by these relations, is added to a state with a learned weight, or replaces
-        it. A layer without ``aggregates`` ends before that.
+        Users are related if they share attributes, such as their age. The aggregate is the sum of
+        states weighted by these relations. It is added to a state with a learned weight, or
+        replaces it. A layer without ``aggregates`` ends before that.
 
         Args:
             x: [m, d] states of all interactions.
@@ -587,7 +595,6 @@ class RelationLayer(TransformerLayer):
         if not self.aggregates or relations.users is None:
             return super().forward(x, batch, queries)
         x = super().forward(x, batch)
-        # the weighted sum of the states of related users
-        aggregate = relations.users(x)
+        aggregate = relations.users(x)  # Norm(R^U) x
         x = aggregate if self.user_gate is None else x + self.user_gate * aggregate
         return x if queries is None else x[queries]

@@ -53,24 +53,24 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         UsageError: for an unknown ``loss_type``.
     """
     kind = config["loss_type"]
+    check_choice("loss_type", kind, ("CE", "SCE", *SAMPLED))
     if kind == "CE":
         return full_cross_entropy
     if kind == "SCE":
         # scalable cross-entropy, with its four options, of the same names
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    # ``SAMPLED`` names the losses against sampled items, the only ones that are left
-    check_choice("loss_type", kind, ("CE", "SCE", *SAMPLED))
 
-    # Sampled losses read how often each item occurs. A run that is loaded for serving has no
-    # interactions, and does not train: any counts will do.
-    # the options of ``SampledLoss`` have the names of its fields
+    # The other losses compare a target with sampled items, ``negatives``. Their options have the
+    # names of the fields of ``SampledLoss``.
     options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
+    # How often an item is a negative follows from how often it occurs or, if negatives are the
+    # other targets of the batch (in_batch), from how often it is a target. A run that is loaded for
+    # serving does not train: there any counts will do.
     counts = np.ones(dataset.item_num)
     if has_log(dataset):
-        # in_batch takes the targets of a batch as negatives, so it needs the counts of targets
-        is_in_batch = "in_batch" in (kind, options.get("negative_sampler"))
-        counts = dataset.target_counts if is_in_batch else dataset.popularity
+        takes_targets = "in_batch" in (kind, options.get("negative_sampler"))
+        counts = dataset.target_counts if takes_targets else dataset.popularity
     counts = counts if candidates is None else counts[candidates.numpy()]
     return SampledLoss(counts=torch.from_numpy(counts), **options)
 
@@ -206,15 +206,16 @@ class PosRecommender(SequentialRecommender):
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the item vectors that the loss chooses among, and the targets as rows of them.
 
-        Where content vectors score items without a training interaction, these are left out: the
-        loss would teach that they are wrong answers.
+        By default these are all items. If content vectors score items without a training
+        interaction, such items are left out, as the loss would teach that they are wrong answers.
+        With the ``candidates`` 0, 2, 5 target 5 is row 2 of the vectors.
 
         Args:
             vectors: [items, d] vectors of all items.
             targets: [...] int64 ids of items.
 
         Returns:
-            [c, d] and [...]: all items as they are, or the ``candidates`` only.
+            The vectors of c candidates [c, d], and the row of each target among them [...].
         """
         if self.candidates is None:
             return vectors, targets
@@ -247,10 +248,9 @@ class PosRecommender(SequentialRecommender):
     def compare_with_later_targets(
         self, states: Tensor, vectors: Tensor, batch: SequenceBatch
     ) -> Tensor:
-        """Return the loss of states against the next few items after each query, not only one.
+        """Return the loss of states against the next n items after each query, not only one.
 
-        A query asks for what follows one of the interactions. ``later_targets`` finds the next
-        items in the log, and ``average_losses`` compares the states with them.
+        A query asks for what follows one of the interactions.
 
         Args:
             states: [k, d] states of the queries.
@@ -258,11 +258,15 @@ class PosRecommender(SequentialRecommender):
             batch: the histories, with the row of each interaction in the log.
 
         Returns:
-            Scalar.
+            Scalar, by :meth:`average_losses`.
         """
         assert self.later_targets is not None and batch.log_rows is not None
-        rows = batch.take_queries(batch.log_rows)  # of the interactions that queries follow
-        targets, target_weights = self.later_targets.find_next(rows + 1)  # [k, n] both
+        # rows of the log: of the interaction before each query, and of the one after it
+        before = batch.take_queries(batch.log_rows)
+        first_target = before + 1
+        # the items of these rows and of those that follow, and their weights, [k, n] each
+        targets, target_weights = self.later_targets.find_next(first_target)
+        # the loss may choose among some items only; targets are then rows of their vectors
         vectors, targets = self.training_candidates(vectors, targets)
         return self.average_losses(states, vectors, targets, target_weights)
 
@@ -271,8 +275,8 @@ class PosRecommender(SequentialRecommender):
     ) -> Tensor:
         """Return the mean over states of the weighted losses of their n targets.
 
-        Only full cross-entropy takes several targets at once. Every other loss is called with each
-        pair of a state and a target.
+        Subclasses may define it otherwise. Only full cross-entropy takes several targets at once;
+        every other loss is called with each pair of a state and a target.
 
         Args:
             states: [k, d] states.

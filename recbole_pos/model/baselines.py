@@ -74,12 +74,8 @@ class SPop(Untrained):
             dataset: training part of a dataset.
         """
         super().__init__(config, dataset)
-        highest_score = (self.max_seq_length + 1) * self.n_items
-        # scores are whole numbers, which float32 holds up to 2**24
-        dtype = torch.float32 if highest_score <= 2**24 else torch.float64
-
         # [n_items], the highest for the most popular item: n_items - 1, n_items - 2, ...
-        rank = torch.empty(self.n_items, dtype=dtype)
+        rank = torch.empty(self.n_items, dtype=torch.float64)  # for whole numbers above 2**24
         by_popularity = np.argsort(-dataset.popularity, kind="stable")
         rank[by_popularity] = torch.arange(self.n_items).flip(0).to(rank)
         # counted again from the training data that a checkpoint belongs to
@@ -305,16 +301,9 @@ class TALE(Untrained):
     position p from the end, 0 for the newest, has the weight exp(-p / tau_inf). Of an item that
     occurs several times the largest weight counts.
 
-    Trend-aware normalisation multiplies each entry of S and T by c^trend_power, where c is the
-    number of interactions with the same item in the ``trend_days`` up to that interaction. It is
-    off by default (``trend_power: 0``), as in the published model code: that reads the counts and
-    the power, -0.01, and uses neither. The counts are those of the authors' preprocessing. That the
-    power of the counts multiplies S and T is from a description of another version of their code;
-    the paper's equation has not been compared.
-
-    Differences to the published code: times count in days; only training interactions are counted;
-    weights of S below ``time_floor`` are raised to it, where the code adds it to them, and adds 1
-    to every weight.
+    Differences to the published code: times count in days; weights of S below ``time_floor`` are
+    raised to it, where the code adds it to them, and adds 1 to every weight. As in that code there
+    is no trend-aware normalisation, whose power it reads and does not use.
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
@@ -342,13 +331,11 @@ class TALE(Untrained):
         """Return B = (S'S + reg_weight I)^-1 S'T, the weights between items (TALE, WSDM 2025).
 
         S and T have a row for each training target: S the items before it, with a weight that
-        decays with the time between; T the target. Both are multiplied by a power of the recent
-        popularity of their items. Of S and T only some rows exist at a time, whose products are
-        added up.
+        decays with the time between; T a 1 for the target. Only some of their rows exist at a time,
+        whose products S'S and S'T are added up.
 
         Args:
-            config: options ``tau_train``, ``time_floor``, ``reg_weight``, ``trend_days`` and
-                ``trend_power``.
+            config: options ``tau_train``, ``time_floor`` and ``reg_weight``.
             dataset: training part of a dataset, with times.
 
         Returns:
@@ -358,55 +345,46 @@ class TALE(Untrained):
         items, times = log.items.numpy(), log.times.numpy()
         days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
 
-        # the factor of each training interaction, from how often its item came up shortly before
-        trend = np.ones(len(items))
-        span, power = config["trend_days"] / days_per_unit, config["trend_power"]
-        if power != 0:
-            rows = np.flatnonzero(dataset.part == TRAIN)
-            trend[rows] = count_recent(items[rows], times[rows], span) ** power
-
-        # ``find_targets`` says of each interaction whether it is a target of the training part, and
-        # ``offsets`` at which row each user's interactions begin.
-        # rows of the targets, and of the first interaction before each: at most the newest L
+        # rows of the log: of the training targets, and of the first interaction that counts before
+        # each, at most the newest L of its user (whose interactions begin at ``offsets``)
         targets = np.flatnonzero(dataset.split.find_targets(TRAIN))
         starts = np.maximum(log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length)
-
-        gram = np.zeros((self.n_items, self.n_items))  # S'S
-        cross = np.zeros((self.n_items, self.n_items))  # S'T
 
         # cut the targets into blocks with about ``_BLOCK_CELLS`` interactions before them
         num_sources = np.cumsum(targets - starts)
         is_first = np.diff(num_sources // _BLOCK_CELLS, prepend=-1) != 0
+        gram = np.zeros((self.n_items, self.n_items))  # S'S
+        cross = np.zeros((self.n_items, self.n_items))  # S'T
         for block in np.split(np.arange(len(targets)), np.flatnonzero(is_first)[1:]):
-            lengths = targets[block] - starts[block]
-            source_rows = gather_index(starts[block], lengths)
-            row = np.repeat(np.arange(len(block)), lengths)  # in S and T
-            days = (times[targets[block]][row] - times[source_rows]) * days_per_unit
+            target, start = targets[block], starts[block]
+            lengths = target - start
+            sources = gather_index(start, lengths)  # rows of the log, target after target
+            row = np.repeat(np.arange(len(block)), lengths)  # of S, to which each source belongs
+            days = (times[target][row] - times[sources]) * days_per_unit
             decay = np.maximum(np.exp(-days / config["tau_train"]), config["time_floor"])
 
             shape = len(block), self.n_items
-            weights = decay * trend[source_rows]
-            sources = csr_matrix((weights, (row, items[source_rows])), shape)
-            target_row = np.arange(len(block)), items[targets[block]]
-            answers = csr_matrix((trend[targets[block]], target_row), shape)
-            gram += (sources.T @ sources).toarray()
-            cross += (sources.T @ answers).toarray()
+            s = csr_matrix((decay, (row, items[sources])), shape)  # repeated items are added up
+            t = csr_matrix((np.ones(len(block)), (np.arange(len(block)), items[target])), shape)
+            gram += (s.T @ s).toarray()
+            cross += (s.T @ t).toarray()
 
         # ``cho_solve`` needs a positive definite matrix, which the regularisation makes of it
         gram[np.diag_indices_from(gram)] += config["reg_weight"]
         return cho_solve(cho_factor(gram, overwrite_a=True), cross, overwrite_b=True)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] scores of all items after each history: x B.
+        """Return the scores of all items after each history, x B with the items x of the history.
 
-        x has the weight exp(-p / tau_inf) for the item at position p from the end, 0 for the
-        newest. An item that occurs several times has the largest of its weights.
+        x is zero but for the items of the history: the item at position p from the end, 0 for the
+        newest, has the weight exp(-p / tau_inf). An item that occurs several times has the largest
+        of its weights. B are the weights between items (``weights``).
 
         Args:
-            interaction: RecBole's batch, with histories [B, L] padded with 0 on the right.
+            interaction: RecBole's batch, with histories [rows, L] padded with 0 on the right.
 
         Returns:
-            [B, items].
+            [rows, items].
         """
         history, length = interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN]
         position = torch.arange(history.size(1), device=history.device)
@@ -416,31 +394,6 @@ class TALE(Untrained):
         x.scatter_reduce_(1, history, weight, "amax")
         x[:, 0] = 0  # padding
         return x @ self.weights  # B
-
-
-def count_recent(items: np.ndarray, times: np.ndarray, span: float) -> np.ndarray:
-    """Count how many interactions the item of each interaction has had shortly before.
-
-    An interaction counts itself and those with the same item from ``span`` before it on. Those at
-    the same time count, too. Times [1, 2, 9] of one item and a span of 5 give [1, 2, 1].
-
-    Args:
-        items: [n] item of each interaction.
-        times: [n] time of each interaction.
-        span: how far back interactions count, in the unit of the times.
-
-    Returns:
-        [n] float64, at least 1.
-    """
-    # all interactions of one item stand together, the oldest first
-    order = np.lexsort((times, items))
-    is_first = np.diff(items[order], prepend=-1) != 0
-    counts = np.empty(len(items))
-    for rows in np.split(order, np.flatnonzero(is_first)[1:]):
-        item_times = times[rows]
-        num_until = np.searchsorted(item_times, item_times, side="right")
-        counts[rows] = num_until - np.searchsorted(item_times, item_times - span, side="left")
-    return counts
 
 
 class SessionBPR(SequentialRecommender):

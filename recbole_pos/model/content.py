@@ -154,7 +154,11 @@ class Statistics:
 
     @classmethod
     def from_vectors(
-        cls, values: np.ndarray, is_fitted: np.ndarray, whiten: bool, size: int = 0
+        cls,
+        values: np.ndarray,
+        is_fitted: np.ndarray,
+        whiten: bool,
+        num_components: int | None = None,
     ) -> Statistics:
         """Measure the mean of content vectors, and the matrix that scales or whitens them.
 
@@ -162,23 +166,22 @@ class Statistics:
 
         - by default a number, 1 / standard deviation of all components;
         - with ``whiten`` the ZCA matrix [c, c], which leaves variance 1 and no correlation;
-        - with ``size`` the first principal axes, the columns of a matrix [c, size];
+        - with ``num_components`` the first principal axes, the columns of a matrix [c, components];
         - with both these axes, each divided by its standard deviation.
 
         Args:
             values: [n, c] content vectors of all items.
             is_fitted: [n] bool, the items to measure; rows of zeros are left out.
             whiten: whether components are scaled and turned to be uncorrelated.
-            size: number of principal components to keep; 0 for no such reduction.
+            num_components: number of principal components to keep; None for no such reduction.
 
         Returns:
             Mean and matrix, which :meth:`transform` applies.
         """
-        # sums over the rows in float64, about ``_ROWS`` rows at a time; ``_TINY``, below, keeps a
-        # variance of 0 from being divided by
+        # sums over the rows in float64, about ``_ROWS`` rows at a time
         rows = np.flatnonzero(is_fitted & values.any(1))
         c, num_rows = values.shape[1], max(1, len(rows))
-        needs_products = whiten or size > 0
+        needs_products = whiten or num_components is not None
         total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
         for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):
             chunk = values[chunk_rows].astype(np.float64)
@@ -195,29 +198,33 @@ class Statistics:
         # principal axes, the columns of ``axes``, and the variance along each
         variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
-        # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown up
+        # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown
+        # up, and ``_TINY`` so that nothing is divided by 0
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
-        if not size:  # whiten alone
+        if num_components is None:  # whiten alone
             zca_matrix = (axes * scale) @ axes.T
             return cls(mean, zca_matrix)
 
         # the sign of an eigenvector is arbitrary: make its largest entry positive
         axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])
         columns = axes * scale if whiten else axes
-        return cls(mean, columns[:, :size])
+        return cls(mean, columns[:, :num_components])
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Add content vectors to the items of a model, if the option ``item_vectors`` gives any.
 
-    Content vectors are made outside of the model, of texts or images of items. With
-    ``item_vectors_use: init`` the item vectors start as content. With ``add`` a trained function of
-    the content is added to them, with ``replace`` it takes their place; the loss then chooses among
-    items with a training interaction only, since it would teach that all others are wrong answers.
+    Content vectors are made outside of the model, of texts or images of items. An item's vector is
+    its row of a table, ``item_embedding``, to which the modules in ``item_embedding.parts`` add.
+    With ``item_vectors_use: init`` the rows start as content. With ``add`` a trained function of
+    the content is such a module, with ``replace`` too, and there are no rows. The loss then chooses
+    among items with a training interaction only, since it would teach that all others are wrong
+    answers.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
-        config: options of the model.
+        config: options of the model; ``item_vectors_train`` says what is trained: None the rows and
+            not the content vectors, True both, False neither.
         dataset: training part of a dataset.
 
     Raises:
@@ -227,7 +234,6 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if use == "init":
         if config["item_vectors"]:  # else a trained run is loaded, whose weights include them
             _start_from_content(model, config, dataset)
-        # by default (None) id vectors are trained, whereas content vectors are not
         table.weight.requires_grad_(config["item_vectors_train"] is not False)
         return
     if not config["item_vectors"]:
@@ -236,12 +242,10 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     is_trained = dataset.popularity > 0  # [n], whether an item occurs in training
     _limit_candidates(model, is_trained)
 
-    # A vector is an item's row of the table, to which the modules in ``parts`` add. With ``add``
-    # items that do not occur in training have no row, with ``replace`` no item has one.
-    if use == "add":
+    if use == "add":  # items that do not occur in training have a row of zeros
         table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
     else:
-        table.drop_ids()
+        table.drop_ids()  # no item has a row
 
     # the content, scaled or whitened by the items that occur in training, and its trained function
     model.content_source = config["item_vectors"]
@@ -284,15 +288,17 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """
     table = model.item_embedding
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
-    values = _read_content(model, config, dataset)
-    has_content = values.any(1)
-    if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
-        # 0 if content has the size d already and is only whitened
-        size = 0 if values.shape[1] == d else min(values.shape[1], d)
+    values = _read_content(model, config, dataset)  # [n, c], zeros where an item has none
+    has_content, c = values.any(1), values.shape[1]
+    if c != d or whiten:
+        # content of size d is only whitened
+        num_components = min(c, d) if c != d else None
         is_trained = dataset.popularity > 0
-        values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
-        # scaled by the deviation of trained items; by that of all if these are too few, or equal,
-        # which is a variance below ``_TINY``
+        statistics = Statistics.from_vectors(values, is_trained, whiten, num_components)
+        values = statistics.transform(values)
+
+        # Scale to the deviation of fresh vectors, by that of trained items. If none of these has
+        # content, or all have the same, it is measured over all items with content.
         measured = values[has_content & is_trained]
         if not measured.size or measured.var() < _TINY:
             measured = values[has_content]

@@ -55,10 +55,10 @@ class GraphRecommender(PosRecommender):
         self.has_anchors = config["anchors"]
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch whose ``extras`` are the graphs of its sessions, and their anchors.
+        """Return a batch whose ``extras`` are its graph and the anchors, computed if need be.
 
-        Anchors are items that send messages to all others of the session, or None if the model has
-        none. In training the host calls this before the step.
+        Anchors are items that send messages to all others of the session; None if the model has
+        none (``anchors: False``). In training the host calls this before the step.
 
         Args:
             batch: sessions; a batch that has ``extras`` already is returned as it is.
@@ -124,37 +124,40 @@ class PosRec(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states [b, d] that predict the next interaction of each session.
+        """Return the states s [b, d] that predict the next item of each session.
 
-        Graph layers pass messages between the items of a session; a transformer attends to them
-        with position encodings added; both are read at the first and the last item (PosRec, Qiu et
-        al., TOIS 2021, section 4.3).
+            X'  graph layers over the items X of a session                        equations 7, 8
+            H   = Transformer(X' + P)                                             equation 9
+            s   = lambda_0 x'_last + lambda_1 H_last + lambda_2 H_first           equation 10
+
+        (PosRec, Qiu et al., TOIS 2021, section 4.3). A node of the graph is a distinct item of the
+        session. ``extras`` are the graph of the batch and its anchors, items that send messages to
+        all others, or None. :meth:`prepare` computes them if the batch comes without.
 
         Args:
-            batch: b sessions, with their graphs as ``extras`` if they are made already.
+            batch: b sessions.
 
         Returns:
             [b, d].
         """
         graph, anchors = self.prepare(batch).extras
-        nodes = graph.nodes
+        nodes = graph.nodes  # a batch of the k nodes of all sessions
 
-        # X' after the graph layers (equations 7 and 8)
+        # X': weights are 0 for nodes that are no neighbours
         x = self.embed(nodes)  # [k, d]
         weights = weigh_neighbours(graph, graph.transitions, anchors).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, nodes)
 
-        # H = Transformer(X' + P) (equation 9)
+        # X' + P: P depends on how many interactions are before the item's first occurrence
+        # (``graph.first``), on how many after its last one (``graph.age``), and on the length
         encoded = x
-        # an encoding depends on how many interactions are before the node's first appearance, on
-        # how many after its last one, and on the length of the session
-        length = batch.lengths[nodes.row]
+        length = batch.lengths[nodes.row]  # [k]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
             encoded = encoded + scheme.rows(graph.first, graph.age, length)
-        hidden = self.trm_encoder(self.dropout(encoded), nodes)
+        hidden = self.trm_encoder(self.dropout(encoded), nodes)  # H, [k, d]
 
-        # lambda_0 x'_last + lambda_1 H_last + lambda_2 H_first (equation 10)
+        # ``mixture`` are the lambdas
         readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))
 
@@ -193,14 +196,16 @@ class FGNN(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states s = W_out q* [b, d] that predict the next interaction of each session.
+        """Return the states s = W_out q* [b, d] that predict the next item of each session.
 
-        A session is a graph whose nodes are its items. Graph attention updates their vectors, with
-        ReLU between layers, and Set2Set, a repeated attention, summarises them as q* (FGNN, Qiu et
-        al., CIKM 2019).
+        A session is a graph whose nodes are its distinct items. Graph attention updates their
+        vectors, with ReLU between layers, and Set2Set, a repeated attention, summarises them as q*
+        (FGNN, Qiu et al., CIKM 2019). ``extras`` are the graph of the batch and its anchors, items
+        that send messages to all others, or None. :meth:`prepare` computes them if the batch comes
+        without.
 
         Args:
-            batch: b sessions, with their graphs as ``extras`` if they are made already.
+            batch: b sessions, with at most n nodes each.
 
         Returns:
             [b, d].
@@ -208,14 +213,16 @@ class FGNN(GraphRecommender):
         graph, anchors = self.prepare(batch).extras
         x = self.embed(graph.nodes)
 
-        # w_ij: how often item i follows item j. A node attends to the nodes before it (N_in), which
-        # include anchors with their distances, not to those after.
+        # ``transitions`` count how often one item follows another; anchors join with their
+        # distances as weights. Of the weights of incoming and outgoing edges only the incoming are
+        # read: a node attends to those before it (N_in), not to those after.
         incoming, _ = weigh_neighbours(graph, graph.transitions, anchors).unbind(1)  # [b, n, n]
-        # an edge of weight 1 from every node to itself, padding too, unless it has one
+        # Every node, padding too, attends to itself: with the number of times that it follows
+        # itself or, if it never does, with the weight 1.
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
-        weights = torch.where(is_itself & (incoming == 0), 1.0, incoming).to(x)
+        weights = incoming.masked_fill(is_itself & (incoming == 0), 1).to(x)
 
-        for layer_index, layer in enumerate(self.graph_layers):
+        for number, layer in enumerate(self.graph_layers):
             # ReLU between layers, not before the first
-            x = layer(x.relu() if layer_index else x, weights, graph.nodes)
+            x = layer(x.relu() if number else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))

@@ -137,31 +137,35 @@ class _Anchored(_Trimmed):
         self.has_anchors = config["anchors"]
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return the graphs of sessions in the form of RecBole's method, without its slow loop.
+        """Return the graphs of sessions as RecBole's method of this name does, without its loop.
+
+        A session's graph has a node for each distinct item, n at most, and an edge of weight 1 from
+        an item to one that follows it, as in SR-GNN's code. Anchors, items that send messages to
+        all others, add edges with their distances as weights.
 
         Args:
             item_seq: [B, L] items of the sessions, padded with 0 on the right.
 
         Returns:
-            The node of each interaction [B, L], the weights [B, n, 2n] of incoming and outgoing
-            edges, and the items of nodes [B, n]. RecBole has one more node, for padding.
+            The node of each interaction [B, L]; the weights of incoming edges and, beside them, of
+            outgoing edges [B, n, 2n]; and the items of nodes [B, n]. RecBole has one more node, for
+            padding.
         """
-        # graphs, with an edge of weight 1 for any number of transitions, as in SR-GNN's code
-        # ``SessionGraph`` has a node for each distinct item of a session; its ``transitions`` count
-        # how often one follows another. ``weigh_neighbours`` turns them into incoming and outgoing
-        # weights, and adds the edges of anchors.
         is_real = item_seq > 0
         lengths = is_real.sum(1)
         batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
         graph = SessionGraph.build(batch)
         anchors = Anchors.build(graph) if self.has_anchors else None
-        weights = weigh_neighbours(graph, graph.transitions.clamp(max=1), anchors)
-        # divided by the sum of what a node receives, by each side, as SR-GNN does
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
-        weights = weights.to(self.item_embedding.weight)
-        incoming, outgoing = weights.unbind(1)
 
-        # the node of each interaction, back in padded rows
+        # [B, 2, n, n] from node (column) to node (row): incoming, then outgoing edges. What a node
+        # receives is divided by its sum, on each side.
+        is_edge = graph.transitions.clamp(max=1)  # transitions are counts
+        weights = weigh_neighbours(graph, is_edge, anchors)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
+        incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
+
+        # ``graph.alias`` [m] is the node of each interaction among those of all sessions, and
+        # ``nodes.index`` the number of a node within its session; put back into padded rows
         alias = torch.zeros_like(item_seq)
         alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
         items = graph.nodes.pad(graph.nodes.items, "start")

@@ -23,7 +23,7 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
-from recbole_pos.position.build import build_schemes, find_shortest_period
+from recbole_pos.position.build import Schemes, build_schemes, find_shortest_period
 from recbole_pos.values import Options
 
 
@@ -44,8 +44,7 @@ class PosSASRec(PosRecommender):
 
         Args:
             config: options of the model; ``position`` names the position schemes.
-            dataset: training part of a dataset. Its times are checked if a scheme reads them, and
-                what is odd about them is added to ``notices``.
+            dataset: training part of a dataset.
 
         Raises:
             UsageError: if options do not go together, or times fall where they must not.
@@ -54,23 +53,9 @@ class PosSASRec(PosRecommender):
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]
         )
-        d = options.hidden_size
-        # what schemes are built by; ``attribute`` is a function that reads a field of items, such
-        # as their brand, from the dataset, and notes its name in ``item_attributes``
-        dimensions = Dimensions(
-            max_length=self.max_seq_length,
-            hidden_size=d,
-            n_heads=options.n_heads,
-            initializer_range=self.initializer_range,
-            n_layers=config["n_layers"],
-            request_time=config["request_time"] == "target",
-            attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
-        )
 
-        # position schemes: one module at the input, and one inside the attention of each layer
-        schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
-        self.needs_time = schemes.needs_time
-        self.reads_request = dimensions.request_time and schemes.reads_request
+        # one scheme at the input, and one inside the attention of each layer
+        schemes = self._build_schemes(config, dataset, options.n_heads)
         self.position_embedding = schemes.input
         self.trm_encoder = TransformerEncoder(
             self.build_layer(config, options, schemes.attention(), number)
@@ -78,25 +63,52 @@ class PosSASRec(PosRecommender):
         )
 
         # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
-        self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+        self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.pre_norm = options.norm == "pre"
-        self.scale = d**0.5 if config["embedding_scale"] else 1.0
+        self.scale = options.hidden_size**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones.
-        # ``check_resolution`` warns of times too coarse for schemes that turn vectors by an angle
-        # proportional to time: ``find_shortest_period`` returns the seconds of the fastest full
-        # turn, None if there is no such scheme.
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
-            unit = config["timestamp_unit"]
-            self.notices += check_clock(dataset.log, unit)
-            if (period := find_shortest_period(self)) is not None:
-                self.notices += check_resolution(dataset.log, unit, period)
-            # ``assume_order`` names the schemes that need times which never fall along a history
-            if schemes.assume_order:
-                readers = f"position: {', '.join(schemes.assume_order)}"
-                require_order(dataset.log, readers, "take a scheme such as time_rope")
+            self._check_times_of_schemes(dataset, config["timestamp_unit"], schemes.assume_order)
+
+    def _build_schemes(self, config: Options, dataset: Dataset, n_heads: int) -> Schemes:
+        """Build the position schemes, and note whether they read times, and those of requests."""
+        dimensions = Dimensions(
+            max_length=self.max_seq_length,
+            hidden_size=config["hidden_size"],
+            n_heads=n_heads,
+            initializer_range=self.initializer_range,
+            n_layers=config["n_layers"],
+            request_time=config["request_time"] == "target",
+            # reads a field of items, such as their brand; its name is added to the list
+            attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
+        )
+        schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
+        self.needs_time = schemes.needs_time
+        self.reads_request = dimensions.request_time and schemes.reads_request
+        return schemes
+
+    def _check_times_of_schemes(self, dataset: Dataset, unit: str, assume_order: list[str]) -> None:
+        """Check the times of a dataset that position schemes read, and add what is odd to notices.
+
+        Args:
+            dataset: training part of a dataset.
+            unit: unit of its times.
+            assume_order: names of the schemes that need times which never fall along a history.
+
+        Raises:
+            UsageError: if nothing can be learned from the times, or they fall where they must not.
+        """
+        self.notices += check_clock(dataset.log, unit)
+        # Rotary schemes turn vectors by angles that grow with time. Times may be too coarse for the
+        # fastest of them: ``period`` are the seconds of its full turn, None without such a scheme.
+        period = find_shortest_period(self)
+        if period is not None:
+            self.notices += check_resolution(dataset.log, unit, period)
+        if assume_order:
+            readers = f"position: {', '.join(assume_order)}"
+            require_order(dataset.log, readers, "take a scheme such as time_rope")
 
     def build_layer(
         self, config: Options, options: BlockOptions, position: AttentionPosition, number: int

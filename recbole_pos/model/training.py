@@ -58,25 +58,22 @@ class NativeAdapter(RecBoleAdapter):
     def requirements(self) -> BatchRequirements:
         """Return what batches the model needs, as its attributes say.
 
-        A window is a part of a history, without padding, in which many items are targets. Windows
-        have times, requests (when the next item is asked for) or rows of the log where the model
-        reads them, and where it is ``linked`` the windows of a user come together in one batch. Two
-        functions are called by the loader on the host, while the device trains on another batch:
-        ``prepare`` computes what a model reads beside the batch, such as graphs, and ``pack`` makes
-        batches of RecBole's rows.
+        The loader makes them on the host while the device trains on another batch.
         """
         model = self.model
-        # a user's loss of rows may read fields that a packed batch does not have
+        # A user's class may define the loss of RecBole's rows, and read any of their fields there.
+        # Such rows stay as they are, else they are packed: made to windows of one target each.
         has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
-            windows=True,
-            causal=model.causal,
+            windows=True,  # parts of histories without padding, in which many items are targets
+            causal=model.causal,  # else a window has one target, after its newest interaction
             times=model.needs_time,
             seconds=model.time_unit,
             max_length=model.max_seq_length,
-            requests=model.reads_request,
+            requests=model.reads_request,  # the time at which the next item is requested
             log_rows=model.needs_events or model.later_targets is not None,
-            linked=model.linked,
+            linked=model.linked,  # the windows of a user come together in one batch
+            # what the model computes of a batch before a step, such as graphs
             prepare=model.prepare if model.prepares else None,
             pack=None if has_own_row_loss else self._pack_rows,
         )
@@ -162,16 +159,17 @@ class EveryPosition(RecBoleAdapter):
     """
 
     def requirements(self) -> BatchRequirements:
-        """Return that the model needs windows, with a target after every interaction.
+        """Return that the model learns from windows, in which every interaction has a target.
 
         Raises:
-            UsageError: if every interaction is to be learned by another loss than cross-entropy.
+            UsageError: for another loss than cross-entropy with ``augmentation: all_positions``,
+                which asks for such windows. RecBole's models compute that for rows only.
         """
-        config = self.config
-        if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
+        model, loss = self.config["model"], self.config["loss_type"]
+        if self.config["augmentation"] == "all_positions" and loss != "CE":
             raise UsageError(
-                f"loss_type: augmentation: all_positions learns by cross-entropy, CE; "
-                f"{config['model']} by {config['loss_type']} needs augmentation: prefix or none"
+                f"loss_type: expected CE for {model} with augmentation: all_positions, found "
+                f"{loss}; set augmentation: prefix or none to train by it"
             )
         return BatchRequirements(windows=True)
 
@@ -223,36 +221,35 @@ class MaskedEvents(RecBoleAdapter):
     def _masked_loss(self, rows: Interaction) -> Tensor:
         """Return the cross-entropy at masked interactions, as ``BERT4Rec.calculate_loss`` does.
 
-        A masked interaction has a placeholder for its item, which the model learns to fill in.
-
-        Scores are computed there only, not at the empty slots that RecBole's rows have, too. As in
-        RecBole, index 0 marks an empty slot, so that a masked first interaction is no target, and
-        padding is a candidate.
+        A masked interaction has a placeholder for its item, which the model learns to fill in: its
+        state is compared with all items. Rows have slots for masked interactions, of which most are
+        empty; RecBole computes scores for these, too. As there, an empty slot has the index 0, so a
+        masked first interaction is no target.
 
         Args:
-            rows: RecBole's batch of masked histories.
+            rows: RecBole's batch. It has masked histories ``MASK_ITEM_SEQ`` [B, L], the places of
+                their masked interactions ``MASK_INDEX`` and the items that these have in truth,
+                ``POS_ITEMS``, [B, slots] both.
 
         Returns:
             Scalar, 0 if a batch has nothing masked.
         """
-        # RecBole's names of fields: ``MASK_INDEX`` are the places of the masked interactions,
-        # ``MASK_ITEM_SEQ`` the masked histories, ``POS_ITEMS`` the items that were masked
         model = self.model
-        index = rows[model.MASK_INDEX]  # of masked interactions, [B, slots]
-        is_target = index > 0
-        # the history of each masked interaction
-        row = torch.nonzero(is_target)[:, 0]
-        states = model.forward(rows[model.MASK_ITEM_SEQ])[row, index[is_target]]  # [k, d]
-        if not len(row):
+        place = rows[model.MASK_INDEX]
+        is_target = place > 0  # [B, slots]
+        history = torch.nonzero(is_target)[:, 0]  # of each of the k masked interactions, [k]
+        states = model.forward(rows[model.MASK_ITEM_SEQ])[history, place[is_target]]  # [k, d]
+        if not len(history):
             return states.sum()  # 0, with a gradient of zeros
 
-        # The bias of an item is one more column of its vector, by which states have a 1. A row is
-        # put in front, because the loss does not count row 0; so targets move on by one.
+        # ``full_cross_entropy`` scores by products, and leaves row 0 out. Here items have a bias:
+        # one more column, by which every state has a 1. And padding, item 0, is a candidate as in
+        # RecBole: a row of zeros stands before all items, so that item i has row i + 1.
         items = model.item_embedding.weight[: model.n_items]
-        weight = torch.cat((items, model.output_bias[:, None]), 1)
-        weight = torch.cat((weight.new_zeros(1, weight.size(1)), weight))
+        vectors = torch.cat((items, model.output_bias[:, None]), 1)
+        vectors = torch.cat((vectors.new_zeros(1, vectors.size(1)), vectors))
         states = torch.cat((states, states.new_ones(len(states), 1)), 1)
-        return full_cross_entropy(states, weight, rows[model.POS_ITEMS][is_target] + 1)
+        return full_cross_entropy(states, vectors, rows[model.POS_ITEMS][is_target] + 1)
 
 
 # Adapters of those of RecBole's models whose rows can be learned in a faster way.

@@ -20,13 +20,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.position import rotary
 from recbole_pos.position.mixing import sum_past
-from recbole_pos.position.rotary import (
-    FrequencyBank,
-    base_form,
-    require_periods,
-    wavelength_form,
-)
 from recbole_pos.values import SECONDS
 
 TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column has its own weights
@@ -104,14 +99,14 @@ class FuXiLinear(AttentionPosition):
         # A fixed period for each pair of columns for time of each head. The bank returns the
         # frequencies 2 pi / period in radians per second, [h num_pairs].
         self.num_pairs = math.ceil(size / 2)
-        require_periods(time_min_period, time_max_period, time_unit)
+        rotary.require_periods(time_min_period, time_max_period, time_unit)
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
-        frequencies = wavelength_form(h * self.num_pairs, shortest, longest)  # log-spaced
-        self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
+        frequencies = rotary.wavelength_form(h * self.num_pairs, shortest, longest)  # log-spaced
+        self.bank = rotary.FrequencyBank(frequencies, "fixed", scaled=False)
 
         # the learned numbers; a fresh row p_i is the sines and cosines of i 10000^(-2c / s)
         self.raw_decay = nn.Parameter(torch.zeros(h))
-        frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s), [s / 2]
+        frequency = rotary.base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s), [s / 2]
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
         rows = torch.cat((angle.sin(), angle.cos()), 1)
         self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))

@@ -206,7 +206,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
         part, turns = plane % num_parts, plane // num_parts + 1
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[part] / turns
-        bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)  # nothing is learned
+        bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
         super().__init__(dimensions, bank, time_unit="days", cache_key=tuple(calendar_parts))
 
 
@@ -340,13 +340,23 @@ class TimeOrderRotaryPosition(AngularPosition):
             learn_scales: whether planes have learned positive factors a and b.
             rope_base, rope_scale: the bank of order, rope_scale * rope_base^(-c / planes) radians
                 per interaction for plane c.
-            **time_options: unit and bank of time, see :func:`build_time_bank`.
+            **time_options: unit and bank of time, see ``rotary.build_time_bank``.
 
         Raises:
             UsageError: if options contradict each other, or there is too little to split.
         """
         super().__init__()
-        _require_consistent(fusion, gate, gate_value, learn_frequencies, learn_scales)
+        learns_gate = fusion == "early" and gate != "fixed"
+        if fusion == "effective" and (learn_frequencies == "fixed" or learn_scales):
+            raise UsageError(
+                "fusion: effective learns the frequencies and no factors of them; set "
+                "learn_frequencies: ladder or free, and learn_scales: False"
+            )
+        if gate_value in (0, 1) and (learns_gate or fusion == "effective"):
+            raise UsageError(
+                "gate_value: expected a number above 0 and below 1, from which a gate or, with "
+                f"fusion: effective, frequencies can be learned; found {gate_value}"
+            )
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
         self.planes = count_planes(dimensions, "to_rope")
@@ -368,7 +378,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
         # a learned gate, by its logit: one for all, for each plane or for each head
         self.gate_logit = None
-        if gate != "fixed":
+        if learns_gate:
             shapes = {"global": (1, 1), "plane": (1, self.planes), "head": (self.n_heads, 1)}
             self.gate_logit = nn.Parameter(torch.full(shapes[gate_scope], gate_value).logit())
 
@@ -510,38 +520,3 @@ def _mark_last(ratio: float, total: int, units: str, option: str) -> Tensor:
     if ratio not in (0, 1):
         num_marked = min(max(round(ratio * total), 1), total - 1)
     return torch.arange(total) >= total - num_marked
-
-
-def _require_consistent(
-    fusion: str, gate: str, value: float, learn_frequencies: str, learn_scales: bool
-) -> None:
-    """Refuse options of rotations by time and order that contradict each other.
-
-    Args:
-        fusion: how order and time are combined. Only ``early`` weights them by a gate;
-            ``effective`` learns the weighted frequencies themselves.
-        gate: ``fixed``, or how it is learned.
-        value: the gate, or where it starts if it is learned.
-        learn_frequencies: ``fixed``, or how they are learned.
-        learn_scales: whether each frequency has a learned factor.
-
-    Raises:
-        UsageError: if a gate is learned that is not used; if ``effective`` learns nothing, or has
-            factors beside the frequencies; or if learning starts at a gate of 0 or 1, whose logit
-            or frequency has no logarithm.
-    """
-    learns_gate = gate != "fixed"
-    if learns_gate and fusion != "early":
-        raise UsageError(
-            f"gate: {gate}, a learned gate, goes with fusion: early only, found {fusion}"
-        )
-    if fusion == "effective" and (learn_frequencies == "fixed" or learn_scales):
-        raise UsageError(
-            "fusion: effective learns the frequencies and no factors of them; set "
-            "learn_frequencies: ladder or free, and learn_scales: False"
-        )
-    if value in (0, 1) and (learns_gate or fusion == "effective"):
-        raise UsageError(
-            f"gate_value: must be above 0 and below 1 where it is only the start (a learned gate, "
-            f"or fusion: effective), found {value}"
-        )
