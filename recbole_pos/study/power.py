@@ -43,8 +43,8 @@ class PairNoise:
     Attributes:
         num_units: number of units (users), U in the formula.
         difference: variance of the units' true differences, d.
-        sides: noise between the seeds of each row. ``within`` is e / U, and ``between`` is a and
-            that noise of its estimate.
+        sides: noise between the seeds of each row: ``within`` is e / U, and ``between`` is
+            a + e / U, the variance of the means of runs with different seeds.
         pooled: noise of both rows together, which a study of one seed takes; None if no value
             depends on the seed.
     """
@@ -58,23 +58,23 @@ class PairNoise:
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
         """Estimate the noise of the difference of two rows (configurations) from trained runs.
 
-        A unit is a user or a session, over which a metric is averaged.
-
         Args:
-            row, reference: [seeds, units] values of the same units, with two seeds or more. The
-                same array twice stands for two rows that are equally noisy.
+            row, reference: [seeds, units] values of a metric for the same units (users), with two
+                seeds or more. The same array twice stands for a row that is as noisy as the
+                reference.
         """
-        # How the mean of a run varies with its seed: for each row, and for both together.
         sides = SeedNoise.from_values(row), SeedNoise.from_values(reference)
-        pooled = SeedNoise.pool([row] if row is reference else [row, reference])
 
-        # Variance of the units' true differences. The mean of a unit over n seeds also has 1/n of
-        # the noise of that unit within a seed, which is subtracted. ``within`` is this noise in a
-        # mean over all units, so it is multiplied by the number of units.
+        # The mean of a unit over n seeds varies between units by its true difference (d) and by
+        # what is left of the noise within a seed (e1 / n + e2 / n). So subtract the latter; e is
+        # ``within`` times U.
         _, num_units = row.shape
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
-        seed_part = sides[0].within / len(row) + sides[1].within / len(reference)
+        row_side, reference_side = sides
+        seed_part = row_side.within / len(row) + reference_side.within / len(reference)
         true_variance = max(unit_variance - seed_part * num_units, 0.0)
+        # The same runs, given for both rows, are only one estimate of the noise.
+        pooled = SeedNoise.pool([row] if row is reference else [row, reference])
         return cls(num_units, true_variance, sides, pooled)
 
     def predict_detectable(self, num_seeds: int) -> float:
@@ -85,30 +85,28 @@ class PairNoise:
         one seed takes it from the runs that exist, and then assumes that a new row is as noisy.
 
         Args:
-            num_seeds: number of seeds of both rows (configurations).
+            num_seeds: number of seeds of both rows (configurations), n in the formula.
 
         Returns:
             The difference; nan if nothing varies.
         """
-        # (factor, noise between seeds): the variance of the difference grows by factor * noise.
-        # The factor is 1 / n for n seeds. Pooled noise has a factor that grows with the mean metric
-        # of the row it is used for (``level``). ``df`` are degrees of freedom.
-        if num_seeds > 1:
-            noises = [(1 / num_seeds, replace(side, df=num_seeds - 1)) for side in self.sides]
+        # What the seeds add to the variance of the difference.
+        if (
+            num_seeds > 1
+        ):  # each side has 1 / n of its noise, estimated with n - 1 degrees of freedom
+            noises = [replace(side, df=num_seeds - 1).scale(1 / num_seeds) for side in self.sides]
         elif self.pooled is None:
             noises = []
-        else:
-            factor = sum(self.pooled.compute_factor(side.level) for side in self.sides)
-            noises = [(factor, self.pooled)]
+        else:  # both sides take the pooled noise, which grows with the mean metric of the side
+            factors = [self.pooled.compute_factor(side.level) for side in self.sides]
+            noises = [self.pooled.scale(sum(factors))]
 
-        # ``difference`` is the variance of the units' true differences. A mean over seeds also has
-        # a part of the variance between units within a seed (``within``).
+        # The variance between units, d / U + (e1 + e2) / (n U).
         within = sum(side.within for side in self.sides)
         unit_variance = self.difference / self.num_units + within / num_seeds
         error, df = combine_noise(unit_variance, self.num_units, noises)
-        # What is detectable depends on the error and its degrees of freedom only, so any difference
-        # (0.0) and any source of the noise ("own") will do.
-        return Estimate(0.0, error, df, "own").detectable
+        # Only error and degrees of freedom matter for what is detectable.
+        return Estimate(difference=0.0, error=error, df=df, seed_noise="own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:
         """Return the least number of seeds that detects a difference; None if 500 do not.
@@ -125,13 +123,14 @@ class PairNoise:
 def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:
     """Return a table of the minimum detectable differences of a study, by its number of seeds.
 
-    The minimum detectable difference is the true difference that 80% of such studies would find
-    significant. The first column is for a row (configuration) that is as noisy as the reference,
-    the others are for rows that have been trained. A metric is averaged over units (users).
+    A line is a number of seeds from 1 to 10. A column is a pair of rows (configurations): the
+    reference and a row that has been trained. In the first column the other row is like the
+    reference: its runs have the same noise and find the same targets.
 
     Args:
         results: results with at least two seeds of the reference.
-        wanted: a difference, for which a line says how many seeds it takes; None for no such line.
+        wanted: a difference, for which a last line says how many seeds it takes; None for no such
+            line.
 
     Raises:
         UsageError: if the reference does not have two seeds with ranks of the test targets.
@@ -140,17 +139,16 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
     metric, reference = table.metrics[0], table.reference
     noises = _estimate_noises(results, metric, reference)
 
-    # A line for each number of seeds from 1 to _MOST_SEEDS (10), and one for the wanted difference.
-    # A mark at one seed refers to its note below the table.
-    seeds = range(1, _MOST_SEEDS + 1)
-    columns = {"seeds of each": [Cell("1†" if number == 1 else f"{number}") for number in seeds]}
+    seeds = [str(number) for number in range(1, _MOST_SEEDS + 1)]
+    seeds[0] += "†"  # the mark of a note below the table
+    columns = {"seeds of each": seeds}
     for name, noise in noises.items():
-        columns[name] = [Cell(format_number(noise.predict_detectable(number))) for number in seeds]
+        detectable = map(noise.predict_detectable, range(1, _MOST_SEEDS + 1))
+        columns[name] = [format_number(value) for value in detectable]
     if wanted is not None:
-        columns["seeds of each"].append(Cell(f"needed for {wanted:g}"))
+        columns["seeds of each"].append(f"needed for {wanted:g}")
         for name, noise in noises.items():
-            needed = noise.count_needed_seeds(wanted)
-            columns[name].append(Cell(f"over {_MOST_SEARCHED}" if needed is None else f"{needed}"))
+            columns[name].append(str(noise.count_needed_seeds(wanted) or f"over {_MOST_SEARCHED}"))
 
     first_noise, *_ = noises.values()
     notes = (
@@ -164,7 +162,8 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
         "The noise of seeds is estimated from few of them and is uncertain.",
     )
     title = f"Minimum detectable difference from {reference} at 80% power"
-    return RenderedTable.from_columns(title, columns, notes)
+    cells = {name: [Cell(text) for text in column] for name, column in columns.items()}
+    return RenderedTable.from_columns(title, cells, notes)
 
 
 def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str, PairNoise]:
@@ -176,8 +175,9 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
         reference: name of the row (configuration) that others are compared to.
 
     Returns:
-        Name of a column -> noise. The first is of a row like the reference, the others of up to
-        four rows with two seeds or more.
+        Name of a column -> noise of a row and the reference. The row of the first column has not
+        been trained; it is taken to be as noisy as the reference. The others are up to four trained
+        rows with two seeds or more.
 
     Raises:
         UsageError: if the reference does not have two seeds with ranks; says how to train them.
@@ -190,16 +190,14 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
             f"train them by the same command with --rows '{reference}' --seeds 2 and without --plan"
         )
 
-    # sum_gains returns row -> [seeds, users] sums over the targets of each user, and the numbers of
-    # these targets. Pseudo-values [seeds, users] are made so that their plain mean over users is
+    # For each row [seeds, users] a value of the metric for each user. Its mean over users is about
     # the mean over targets, also if users have different numbers of targets.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
-    reference_values = values[reference]
-    # A row that has not been trained is assumed to be as noisy as the reference itself. Besides
-    # that column there are at most _MOST_ROWS (four).
+    reference_values = values.pop(reference)
+    trained = [row for row in values if len(values[row]) > 1][:_MOST_ROWS]
+
     noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
-    for row, row_values in values.items():
-        if row != reference and len(row_values) > 1 and len(noises) <= _MOST_ROWS:
-            noises[row] = PairNoise.from_values(row_values, reference_values)
+    for row in trained:
+        noises[row] = PairNoise.from_values(values[row], reference_values)
     return noises

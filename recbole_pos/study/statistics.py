@@ -13,10 +13,11 @@ estimates of variance components, 1946).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
 _MOST_UNITS_IN_FULL = 13  # up to so many units, all sign flips are tried, 2^13 at most
 _NUM_RANDOM_FLIPS = 9_999  # of more units
 _MOST_SIGNS = 20_000_000  # in memory at a time
-# Columns of a table of differences.
+# Columns of a table of differences: ends of the 95% interval, standard error and its degrees of
+# freedom, two p-values (of which p is the larger), minimum detectable difference, and so on.
 DIFFERENCES = [
     *("row", "reference", "metric", "bin", "difference", "low", "high", "error", "df"),
     *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
@@ -81,9 +83,8 @@ class RankTable:
 
     Attributes:
         runs: one line per run: row (str, the configuration) and seed (int).
-        targets: one line per target: user (or session; users are independent), and where known
-            item, history (its length), age (of its newest interaction, in seconds) and popularity
-            (training interactions of the item; 0 for a cold item).
+        targets: one line per target: user (or session), and where known item, history (its length),
+            age (of its newest interaction, in seconds) and popularity (training interactions).
         rank: [runs, targets] rank of a target among all items in a run, 0 for the first.
     """
 
@@ -140,8 +141,8 @@ class RankTable:
             mask: [targets] whether a target counts; by default (``EVERY``) all do.
 
         Returns:
-            by_row: row (configuration) -> sums [seeds, users], seeds ascending.
-            num_targets: [users] number of targets; users without one that counts are left out.
+            Row (configuration) -> sums [seeds, users], seeds ascending; and [users] number of
+            targets. Users without a target that counts are left out.
         """
         users = self.targets["user"].to_numpy()[mask]
         _, user_index = np.unique(users, return_inverse=True)  # [targets] users numbered from 0
@@ -150,10 +151,11 @@ class RankTable:
         # With weights, bincount sums the gains of each user: [runs, users].
         totals = np.stack([np.bincount(user_index, run, len(num_targets)) for run in gains])
 
-        # Sort the runs by seed, then separate them by row.
-        runs = self.runs.sort_values("seed", kind="stable")
-        rows = self.runs["row"].unique()
-        by_row = {row: totals[runs.index[runs["row"] == row]] for row in rows}
+        # Separate the runs by row (in the order of the rows), each row's sorted by seed.
+        by_row = {
+            row: totals[runs.sort_values("seed").index]
+            for row, runs in self.runs.groupby("row", sort=False)
+        }
         return by_row, num_targets
 
 
@@ -164,12 +166,11 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
     jackknife (Quenouille; Tukey) leaves out each user in turn and returns values whose mean and
     variance can be used as if each user had one target. If each has one, the totals are returned.
 
-    Example: two users have totals [1, 2] over 1 and 3 targets, so the mean over targets is 3/4.
-    Without the first user it is 2/3, without the second 1. The values are 2 * 3/4 - 2/3 and
-    2 * 3/4 - 1, and their mean is 2/3.
+    Two users with totals [1, 2] over 1 and 3 targets have the mean 3/4. Without the first user it
+    is 2/3, without the second 1. The values are 2 * 3/4 - 2/3 and 2 * 3/4 - 1, their mean is 2/3.
 
     Args:
-        totals: [..., units] sums over the targets of each unit; the shape of what is returned.
+        totals: [..., units] sums over the targets of each unit; the values have the same shape.
         num_targets: [units] number of targets of each unit.
     """
     num_units = len(num_targets)
@@ -221,29 +222,28 @@ class SeedNoise:
         """Average the noise of several rows (configurations), weighted by degrees of freedom.
 
         Rows whose runs are all equal are left out, such as Pop, which does not depend on the seed.
-        Return None if no row has two seeds with different values.
-
-        Args:
-            rows: values [seeds, units] of each row.
+        Return None if no row (values [seeds, units]) has two seeds with different values.
         """
         noises = []
         for values in rows:
-            # Sums are rounded, so equal runs may differ a little. Of one seed the difference is 0.
+            # Sums are rounded, so equal runs may differ a little.
             largest_difference = np.ptp(values, axis=0).max(initial=0.0)
             if largest_difference > 1e-9 * np.abs(values).max(initial=0.0):
                 noises.append(cls.from_values(values))
         if not noises:
             return None
 
-        df = sum(noise.df for noise in noises)
-        between, within, level = (
-            sum(getattr(noise, name) * noise.df for noise in noises) / df
-            for name in ("between", "within", "level")
-        )
-        return cls(between, within, df, level)
+        parts = [(noise.between, noise.within, noise.level) for noise in noises]
+        dfs = [noise.df for noise in noises]
+        between, within, level = np.average(parts, axis=0, weights=dfs)
+        return cls(between, within, sum(dfs), level)
+
+    def scale(self, factor: float) -> SeedNoise:
+        """Return this noise with its two variances multiplied by a factor."""
+        return replace(self, between=factor * self.between, within=factor * self.within)
 
     def compute_factor(self, level: float) -> float:
-        """Return the factor by which the variances of this pooled noise are multiplied for a row.
+        """Return the factor that turns the variances of this pooled noise into those of a row.
 
         Noise grows with the metric: a row with twice the mean of the pooled rows is assumed to have
         four times their variance. A row with a lower mean has the whole variance.
@@ -289,6 +289,18 @@ class Estimate:
         quantiles = stdtrit(self.df, [(1 + LEVEL) / 2, POWER])  # levels 0.975 and 0.8
         return self.error * float(quantiles.sum())
 
+    def describe(self, difference: float) -> dict[str, Any]:
+        """Return the columns of a table of differences that follow from the estimate.
+
+        Args:
+            difference: the difference of the means over targets, which the table shows. The
+                estimate is of means over pseudo-values, which are not quite the same where users
+                have different numbers of targets. The interval is moved to this difference.
+        """
+        low, high = replace(self, difference=difference).interval
+        columns = {"difference": difference, "low": low, "high": high, "p_t": self.p}
+        return {**asdict(self), **columns, "detectable": self.detectable}
+
 
 def estimate_difference(
     row: np.ndarray,
@@ -298,38 +310,40 @@ def estimate_difference(
 ) -> Estimate:
     """Estimate the difference of two rows (configurations) and its standard error.
 
-    The variance of the difference is that between units (users) plus what the seeds add to it. A
-    side with one seed takes the noise of the study's other rows (``pooled``), if any has several.
-
     Args:
-        row, reference: [seeds, units] values of the same units.
-        pooled: noise between seeds over the study, for a side that has one seed; None if unknown.
-        is_coupled: whether seed s of a side was made from seed s of the other. The two share the
-            noise of that seed, so it is estimated from the differences between them.
+        row, reference: [seeds, units] values of a metric for the same units.
+        pooled: noise between seeds, averaged over the rows of the study. It is used for a row with
+            one seed, which cannot show its own noise. None if no row has several seeds.
+        is_coupled: whether seed s of one row was trained from seed s of the other. The two share
+            the noise of that seed.
     """
     difference = float(row.mean() - reference.mean())
     _, num_units = row.shape
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
 
-    # Estimate coupled sides from the differences of their pairs of seeds. A single pair shows no
-    # noise; then both sides count as independent, whose noise is an upper bound.
-    uses_paired_seeds = is_coupled and row.shape == reference.shape and len(row) > 1
-    sides = [row - reference] if uses_paired_seeds else [row, reference]
+    # The noise that coupled rows share cancels out in the differences of their pairs of seeds. So
+    # these differences are the one side whose noise counts. A single pair shows no noise; then both
+    # rows count as independent, whose noise is an upper bound.
+    uses_pairs = is_coupled and row.shape == reference.shape and len(row) > 1
+    sides = [row - reference] if uses_pairs else [row, reference]
 
-    # The noise between the seeds of each side. The mean of n seeds has 1 / n of its variance.
-    noises = [(1 / len(side), SeedNoise.from_values(side)) for side in sides if len(side) > 1]
+    # The noise of each side with several seeds. A mean over n seeds has 1 / n of its variance.
+    noises = [SeedNoise.from_values(side).scale(1 / len(side)) for side in sides if len(side) > 1]
 
-    # Sides with one seed take the noise of other rows, scaled to their mean metric. If both sides
-    # do, it is one estimate, not two, so it is added once, with the sum of their factors.
+    # Sides with one seed take the pooled noise, times a factor that grows with their mean metric.
+    # If both sides take it, it is still a single estimate, so it is added once, with the sum of the
+    # two factors.
     seed_noise = "own"
     levels = [float(side.mean()) for side in sides if len(side) == 1]
-    if levels:
-        seed_noise = "unknown" if pooled is None else "pooled"
-    if levels and pooled is not None:
-        noises.append((sum(pooled.compute_factor(level) for level in levels), pooled))
+    if levels and pooled is None:
+        seed_noise = "unknown"
+    elif levels and pooled is not None:
+        seed_noise = "pooled"
+        noises.append(pooled.scale(sum(pooled.compute_factor(level) for level in levels)))
 
-    unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / num_units
+    unit_differences = row.mean(0) - reference.mean(0)
+    unit_variance = float(unit_differences.var(ddof=1)) / num_units  # of their mean
     error, df = combine_noise(unit_variance, num_units, noises)
     if not (row.any() or reference.any()):
         # Zeros only, as where no cold item is found, do not mean that the estimate is precise.
@@ -338,35 +352,40 @@ def estimate_difference(
 
 
 def combine_noise(
-    unit_variance: float, num_units: int, noises: Sequence[tuple[float, SeedNoise]]
+    unit_variance: float, num_units: int, noises: Sequence[SeedNoise]
 ) -> tuple[float, float]:
     """Return the standard error of a difference of two means, and its degrees of freedom.
 
-    The variance is that between units (users) plus what the seeds of both sides add to it. The
-    degrees of freedom follow from those of its parts, by Satterthwaite.
+    With the variance u that comes from the units (users), and the noise of each side's seeds with
+    the variance b (``between``), of which u covers the part w (``within``) already, the variance of
+    the difference is the sum
+
+        v = u + (b1 - w1) + (b2 - w2)
+
+    Satterthwaite's degrees of freedom of such a sum are
+
+        v^2 / (u^2 / (number of units - 1) + b1^2 / df1 + b2^2 / df2)
 
     Args:
-        unit_variance: variance of the difference that comes from the units.
+        unit_variance: variance of the difference that comes from the units, u.
         num_units: number of units.
-        noises: noise between the seeds of a side, each after its factor: 1 / n for n seeds.
+        noises: noise of the seeds in the difference, of two sides, one or none.
 
     Returns:
         The standard error, and its degrees of freedom; both are nan if nothing varies.
     """
-    seed_variance, lowest_df = 0.0, num_units - 1
-    df_denominator = unit_variance**2 / (num_units - 1)
-    for factor, noise in noises:
-        # ``between`` is the variance of the means of runs with different seeds, and ``within`` the
-        # part of it that the variance between units covers already.
-        seed_variance += factor * (noise.between - noise.within)
-        df_denominator += (factor * noise.between) ** 2 / noise.df
-        lowest_df = min(lowest_df, noise.df)
-
-    variance = unit_variance + max(seed_variance, 0.0)  # an estimate may be below zero
+    # An estimate of what the seeds add may fall below zero, which no variance does.
+    seed_variance = max(sum(noise.between - noise.within for noise in noises), 0.0)
+    variance = unit_variance + seed_variance
     if variance == 0:
         return math.nan, math.nan
-    # The degrees of freedom of a sum are never below those of its parts.
-    return math.sqrt(variance), float(max(variance**2 / df_denominator, lowest_df))
+
+    denominator = unit_variance**2 / (num_units - 1)
+    denominator += sum(noise.between**2 / noise.df for noise in noises)
+    # Subtracting w can make the formula smaller than the degrees of freedom of each part, which
+    # those of a sum never are.
+    lowest = min([num_units - 1, *(noise.df for noise in noises)])
+    return math.sqrt(variance), float(max(variance**2 / denominator, lowest))
 
 
 def flip_signs(differences: np.ndarray) -> np.ndarray:
@@ -379,24 +398,23 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     and does not cover the noise of seeds.
 
     Args:
-        differences: [units, comparisons] sums over the targets of a unit.
-
-    Returns:
-        [comparisons] two-sided p-values; 1 where no unit differs.
+        differences: [units, comparisons] sums over the targets of a unit. The p-values are
+            two-sided, [comparisons], and 1 where no unit differs.
     """
-    # The real sums, a little smaller, so that equal sums reach them in spite of rounding.
+    # The distance of each real sum from zero, a little smaller, so that sums that are equal but for
+    # rounding reach it.
     thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12
-    p_values = np.ones(len(thresholds))
-    sampled = []  # comparisons with more than 13 units (_MOST_UNITS_IN_FULL)
+    p_values = np.empty(len(thresholds))
+    sampled = []  # comparisons with too many units (_MOST_UNITS_IN_FULL, 13) to try all flips
     for comparison, column in enumerate(differences.T):
         values = column[column != 0]  # a difference of 0 has no sign to flip
         if len(values) > _MOST_UNITS_IN_FULL:
             sampled.append(comparison)
-        elif len(values):
-            # Row i has the bits of i: [0, 0], [1, 0], [0, 1], [1, 1] for two units.
-            is_flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
-            sums = np.abs((1 - 2 * is_flipped) @ values)
-            p_values[comparison] = (sums >= thresholds[comparison]).mean()
+            continue
+        # All combinations of signs, for two units [[1, 1], [1, -1], [-1, 1], [-1, -1]].
+        signs = np.array(list(itertools.product([1, -1], repeat=len(values))))
+        sums = np.abs(signs @ values)
+        p_values[comparison] = (sums >= thresholds[comparison]).mean()
 
     if sampled:
         columns = differences[:, sampled]
@@ -406,11 +424,15 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
 
 
 def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return p-values [comparisons] of random sign flips, of which the real signs are one.
+    """Return the p-values of random sign flips: the share whose sum is far enough from zero.
 
     Args:
-        values: [units, comparisons] values whose signs are flipped.
-        thresholds: [comparisons] the real sums without their signs, which flips may reach.
+        values: [units, comparisons] values whose signs are flipped at random.
+        thresholds: [comparisons] distance from zero that the sum of the real values has. A flip
+            counts if its sum is at least as far from zero.
+
+    Returns:
+        [comparisons] p-values. The real signs count as one more flip, so that none is zero.
     """
     rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
     num_units, num_comparisons = values.shape
@@ -418,26 +440,24 @@ def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     chunk_size = max(_MOST_SIGNS // num_units, 1)  # flips in memory at a time
     for start in range(0, _NUM_RANDOM_FLIPS, chunk_size):
         num_flips = min(chunk_size, _NUM_RANDOM_FLIPS - start)
-        num_signs = num_flips * num_units
-        # A random bit for each flip and unit says whether the unit keeps its sign.
-        random_bytes = np.frombuffer(rng.bytes(math.ceil(num_signs / 8)), dtype=np.uint8)
-        bits = np.unpackbits(random_bytes, count=num_signs).reshape(num_flips, num_units)
-        keeps_sign = bits.astype(np.float32)
-        # With signs of +1 and -1, the sum is twice that of the values that keep their sign, less
-        # the sum of all values.
-        sums = 2 * (keeps_sign @ values.astype(np.float32)) - values.sum(0)
+        # [flips, units] a random bit: 1 if the unit keeps its sign in this flip, 0 if not.
+        num_bits = num_flips * num_units
+        random_bytes = np.frombuffer(rng.bytes(math.ceil(num_bits / 8)), dtype=np.uint8)
+        keeps_sign = np.unpackbits(random_bytes, count=num_bits).reshape(num_flips, num_units)
+        # [flips, comparisons] sums of the values that keep their sign. The others are subtracted:
+        # kept - (total - kept) is the sum of all values with the signs of the flip.
+        kept = keeps_sign.astype(np.float32) @ values.astype(np.float32)
+        sums = 2 * kept - values.sum(0)
         num_reached += (np.abs(sums) >= thresholds).sum(0)
-    return (num_reached + 1) / (_NUM_RANDOM_FLIPS + 1)  # with the real signs: never zero
+    return (num_reached + 1) / (_NUM_RANDOM_FLIPS + 1)
 
 
 def correct_by_holm(p: np.ndarray) -> np.ndarray:
-    """Correct p-values for multiple tests (Holm, A simple sequentially rejective procedure, 1979).
+    """Correct p-values [tests] for multiple tests by Holm's method (1979).
 
     The smallest of n p-values is multiplied by n, the next by n - 1, and so on; none gets smaller
     than the one before. For [0.01, 0.04, 0.03] the result is [0.03, 0.06, 0.06]. It is at most 1.
-
-    Args:
-        p: [tests] p-values; nan where there is no test, which does not count and stays nan.
+    A p-value that is nan (there is no test) does not count and stays nan.
     """
     corrected = np.full(p.shape, np.nan)
     num_tests = np.count_nonzero(~np.isnan(p))
@@ -466,10 +486,10 @@ def compute_means(
         units, targets = len(num_targets), int(num_targets.sum())
         for row, row_totals in totals.items():  # [seeds, units] sums of the targets' gains
             by_seed = pd.Series(row_totals.sum(1) / targets if units else np.nan)
-            values = by_seed.mean(), by_seed.std(), len(row_totals)
-            lines.append((row, metric, bin_name, *values, targets, units))
-    columns = ["row", "metric", "bin", "mean", "deviation", "seeds", "targets", "units"]
-    return pd.DataFrame(lines, columns=columns)
+            line = {"row": row, "metric": metric, "bin": bin_name, "mean": by_seed.mean()}
+            line |= {"deviation": by_seed.std(), "seeds": len(row_totals)}
+            lines.append({**line, "targets": targets, "units": units})
+    return pd.DataFrame(lines)
 
 
 def compute_differences(
@@ -482,118 +502,99 @@ def compute_differences(
 ) -> pd.DataFrame:
     """Return the difference of each row (a configuration) from the reference, paired by target.
 
-    The interval covers the noise between units (users) and between seeds. A row with one seed takes
-    the noise of the rows with several. If there is none, the interval is too narrow.
-
-    The p-value is the larger of two: that of the t-test that belongs to the interval, and that of
-    sign flips over the units. A star is a p-value below 0.05 after Holm's correction over all
-    lines, with two seeds on both sides.
+    :func:`estimate_difference` gives the difference with its interval and t-test, and
+    :func:`flip_signs` a second p-value. The larger of the two p-values counts. A difference gets a
+    star if its p-value is below 0.05 after Holm's correction over all lines, and both sides have
+    two seeds or more.
 
     Args:
-        table, metric, bins: ranks, a name, and bin -> [targets] mask, as for :func:`compute_means`.
+        table, metric: ranks of the test targets in all runs, and a name such as ``ndcg@10``.
         reference: row that all ``rows`` are compared to.
         rows: names of the rows to compare.
+        bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
         are_coupled: returns whether two rows share the noise of a seed: one was made from runs of
             the other, or both from runs of a third.
 
     Returns:
-        One line per row and bin, with the columns of ``DIFFERENCES``. Among them are low and high
-        (the 95% interval), error (standard), df (degrees of freedom), p_t and p_flips (both
-        p-values), detectable (the minimum detectable difference) and seed_noise (its source).
+        One line per row and bin, with the columns of ``DIFFERENCES``. A bin without targets only
+        has names and counts.
     """
     lines: list[dict[str, Any]] = []
     for bin_name, mask in bins.items():
-        totals, num_targets = table.sum_gains(metric, mask)  # sums over each unit's targets
-        for line in _compare_rows(table, totals, num_targets, reference, rows, are_coupled):
-            lines.append({**line, "metric": metric, "bin": bin_name})
+        # row -> [seeds, units] sums over each unit's targets; [units] numbers of these targets
+        totals, num_targets = table.sum_gains(metric, mask)
+        pooled = _pool_noise(totals, num_targets, are_coupled)
+        bin_lines, unit_differences = [], []
+        for row in rows:
+            is_coupled = are_coupled(row, reference)
+            sides = _select_seeds(table, totals, row, reference, is_coupled)
+            line = {"row": row, "reference": reference, "metric": metric, "bin": bin_name}
+            line |= {"targets": num_targets.sum(), "units": len(num_targets)}
+            line |= {"seeds": len(sides[0]), "reference_seeds": len(sides[1])}
+            bin_lines.append(line)
+            if len(num_targets) == 0:
+                continue
+            values = [compute_pseudo_values(side, num_targets) for side in sides]
+            estimate = estimate_difference(*values, pooled, is_coupled)
+            # [units] difference of the sums over a unit's targets, on average over the seeds
+            unit_difference = sides[0].mean(0) - sides[1].mean(0)
+            unit_differences.append(unit_difference)
+            line |= estimate.describe(float(unit_difference.sum() / num_targets.sum()))
+
+        if unit_differences:
+            p_flips = flip_signs(np.stack(unit_differences, axis=1))
+            for line, p in zip(bin_lines, p_flips, strict=True):
+                line["p_flips"] = p
+        lines += bin_lines
+
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
+    frame["p"] = frame[["p_t", "p_flips"]].max(axis=1)  # without those that are nan
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
     has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
     return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))  # LEVEL is 0.95
 
 
-def _compare_rows(
-    table: RankTable,
-    totals: dict[str, np.ndarray],
+def _pool_noise(
+    totals: Mapping[str, np.ndarray],
     num_targets: np.ndarray,
-    reference: str,
-    rows: Sequence[str],
     are_coupled: Callable[[str, str], bool],
-) -> list[dict[str, Any]]:
-    """Compare rows (configurations) with a reference, over the test targets of one bin.
+) -> SeedNoise | None:
+    """Return the noise between seeds over all rows (configurations); None if no row shows any.
+
+    Coupled rows (``are_coupled``) share their noise, so only the one with the most seeds counts.
 
     Args:
-        table: ranks of the test targets in all runs, of which the seeds are read.
-        totals: row (configuration) -> sums of gains [seeds, units]; units are users or sessions.
+        totals: row -> [seeds, units] sums over the targets of each unit (user).
         num_targets: [units] number of targets of each unit.
-        reference: row that the ``rows`` are compared to.
-        rows: names of the rows to compare.
-        are_coupled: returns whether two rows share the noise of a seed (one starts from the other).
-
-    Returns:
-        One line per row with the columns of :func:`compute_differences`, but without metric, bin,
-        p_holm and star; with names and counts only, if the bin has no target.
     """
-    units, targets = len(num_targets), int(num_targets.sum())
-
-    # Pool the noise of seeds over rows that are independent of each other. Of coupled rows, take
-    # the one with the most seeds.
-    values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
     independent: list[str] = []
-    for row in sorted(values, key=lambda row: -len(values[row])):
+    for row in sorted(totals, key=lambda row: len(totals[row]), reverse=True):
         if not any(are_coupled(row, other) for other in independent):
             independent.append(row)
-    pooled = SeedNoise.pool(values[row] for row in independent)
-
-    # Compare each row to the reference. The indices say which seeds of the two are compared.
-    lines: list[dict[str, Any]] = []
-    unit_differences = []
-    for row in rows:
-        is_coupled = are_coupled(row, reference)
-        row_seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
-        index, reference_index = _match_seeds(row_seeds, reference_seeds, is_coupled)
-        line: dict[str, Any] = {"row": row, "reference": reference, "targets": targets}
-        line |= {"units": units, "seeds": len(index), "reference_seeds": len(reference_index)}
-        lines.append(line)
-        if not units:  # no target is in the bin
-            continue
-
-        estimate = estimate_difference(
-            values[row][index], values[reference][reference_index], pooled, is_coupled
-        )
-        # [units] difference of the sums over a unit's targets, on average over the seeds.
-        by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
-        unit_differences.append(by_unit)
-        difference = float(by_unit.sum() / targets)
-        # The interval is around the mean of the jackknife's values, which is not quite the mean
-        # over targets if users have different numbers of targets. So move it there.
-        shift = difference - estimate.difference
-        low, high = estimate.interval
-        line |= {"difference": difference, "low": low + shift, "high": high + shift}
-        line |= {"error": estimate.error, "df": estimate.df, "p_t": estimate.p}
-        line |= {"detectable": estimate.detectable, "seed_noise": estimate.seed_noise}
-
-    # Add the p-values of sign flips, and take the larger one. fmax ignores nan, the p-value of a
-    # t-test without an error.
-    if unit_differences:
-        for line, p in zip(lines, flip_signs(np.stack(unit_differences, axis=1)), strict=True):
-            line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
-    return lines
+    return SeedNoise.pool(compute_pseudo_values(totals[row], num_targets) for row in independent)
 
 
-def _match_seeds(
-    seeds: list[int], reference_seeds: list[int], is_coupled: bool
+def _select_seeds(
+    table: RankTable,
+    totals: Mapping[str, np.ndarray],
+    row: str,
+    reference: str,
+    is_coupled: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which seeds of a row and of the reference are compared, as indices of the two lists.
+    """Return the values of a row (a configuration) and of the reference that are compared.
 
-    Coupled rows share the noise of a seed, so only their common seeds are compared, if any. For the
-    seeds [1, 2, 3] and [2, 3, 4] these are 2 and 3, with the indices [1, 2] and [0, 1].
+    Coupled rows share the noise of a seed, so only the seeds that both have are compared: for the
+    seeds [1, 2, 3] and [2, 3, 4] these are 2 and 3. If they have none in common, or are not
+    coupled, all seeds are compared.
 
     Args:
-        seeds, reference_seeds: seeds of the row and of the reference.
-        is_coupled: whether the two rows are coupled. Otherwise all seeds are compared.
+        table: has the seeds of both rows.
+        totals: row -> [seeds, units] values, seeds ascending.
+        row, reference, is_coupled: names of the two rows, and whether they are coupled.
     """
-    if is_coupled and set(seeds) & set(reference_seeds):
-        _, index, reference_index = np.intersect1d(seeds, reference_seeds, return_indices=True)
-        return index, reference_index
-    return np.arange(len(seeds)), np.arange(len(reference_seeds))
+    seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
+    common = sorted(set(seeds) & set(reference_seeds))
+    if is_coupled and common:
+        is_common, is_common_in_reference = np.isin(seeds, common), np.isin(reference_seeds, common)
+        return totals[row][is_common], totals[reference][is_common_in_reference]
+    return totals[row], totals[reference]
