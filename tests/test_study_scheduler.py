@@ -115,6 +115,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder)
         value = 0.3 if job.fit.trial == 1 else 0.1
         facts = {"status": DONE, "best_valid": {"mrr@10": value, "ndcg@10": 1 - value}}
         folder.write_fit(job.digest, {**facts, **scheduler.describe(job.fit)})
+        folder.run(job.digest).write_config(job.config.plain)
         scheduler.end(job.fit, DONE, facts=facts)
     train(scheduler)
     assert chosen(made, folder) == {"NoPE": 1, "Learned": 0}

@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,7 @@ _VERSIONED = {"recbole_pos", "recbole", "torch", *sys.stdlib_module_names}
 # --- from options to configurations ---
 
 
-def make_row_config(
-    options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, strict: bool = False
-) -> PosConfig:
+def make_row_config(options: Mapping[str, Any], strict: bool = False) -> PosConfig:
     """Return the configuration of a run from the options that a study has for it.
 
     The configuration is complete: it also has the defaults of the model and of this package.
@@ -65,53 +63,33 @@ def make_row_config(
         options: model, dataset, config_files (paths of yaml files) and further options. The
             position schemes under the key ``attach`` are added to those that the other options
             give.
-        overrides: options that win over ``options``, such as those of a trial; None for no such.
         strict: whether an option that has no effect on the model is an error.
 
     Raises:
         UsageError: for an option that is wrong.
     """
-    merged = {**options, **(overrides or {})}
-    model, dataset = merged.pop("model", None), merged.pop("dataset", None)
-    files = list(merged.pop("config_files", ()))
+    given = {**options, **QUIET}  # QUIET is the option that shows no progress bars
+    model, dataset = given.pop("model", None), given.pop("dataset", None)
+    files = list(given.pop("config_files", ()))
 
-    # Attach schemes to the model's own, which a first configuration without ``attach`` tells.
-    # ``plain`` has the complete options as given, before RecBole derives values from them.
-    if schemes := merged.pop("attach", None):
-        config = PosConfig(model, dataset, files, merged, strict=False)
+    # The model's own schemes may be in a file or a default, so make a configuration to see them.
+    # ``plain`` has the options as given or by default, before RecBole derives values from them.
+    # scheme_names makes a list of the names, and refuses an unknown one; "nope" means no scheme.
+    if attached := given.pop("attach", None):
+        config = PosConfig(model, dataset, files, given, strict=False)
         if "position" not in config.plain:
             raise UsageError(f"attach: {config['model']} takes no position schemes")
-        merged["position"] = attach_schemes(config.plain["position"], schemes)
+        own = [name for name in scheme_names(config.plain["position"]) if name != "nope"]
+        given["position"] = [*own, *scheme_names(attached, "attach")]
 
-    merged |= QUIET  # QUIET is the option that shows no progress bars
-    config = PosConfig(model, dataset, files, merged, strict=strict)
+    config = PosConfig(model, dataset, files, given, strict=strict)
 
     # All rows of a table must rank the same items. But if ``mask_history`` is not set, RecBole
     # excludes seen items for general models, and none for sequential models. So set it to False.
     # masks_history tells whether seen items are excluded: by the option or, if unset, by RecBole.
     if config["mask_history"] is None and masks_history(config):
-        merged["mask_history"] = False
-        config = PosConfig(model, dataset, files, merged, strict=strict)
+        config = PosConfig(model, dataset, files, given | {"mask_history": False}, strict=strict)
     return config
-
-
-def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
-    """Return the position schemes of a model, followed by the schemes to attach to it.
-
-    For the model's ``[rope]`` and the attached ``[kernel]`` the result is ``["rope", "kernel"]``.
-
-    Args:
-        position: value of the model's option ``position``, for example ``[rope]`` or ``nope``. The
-            name ``nope`` means no scheme, so it is left out.
-        schemes: names of the schemes to attach.
-
-    Raises:
-        UsageError: for a name that is not a position scheme.
-    """
-    model_schemes = [name for name in scheme_names(position) if name != "nope"]
-    # scheme_names makes a list of names, and raises the error for an unknown one. Its message then
-    # begins with "attach", the option that the name was given in.
-    return [*model_schemes, *scheme_names(list(schemes), "attach")]
 
 
 # --- checks of all rows ---
@@ -127,19 +105,20 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
         Option -> value, as given or by default; ``data_path`` is the folder of the dataset itself.
 
     Raises:
-        UsageError: for an option that is wrong, or for one that names weights to start from.
+        UsageError: for an option that is wrong or has no effect on the model, or for one that names
+            a trained run to start from.
     """
-    config = make_row_config(options, strict=True)  # strict: an option without effect is an error
-    # The options STARTS (such as ``init_from``) name a trained run, from whose weights training
-    # starts. A user does not set them in a study: a row with ``attach`` adds position schemes to
-    # the trained models of another row, and the study then sets ``init_from`` itself.
+    config = make_row_config(options, strict=True)
+    # ``plain`` has the options as given or by default, before RecBole derives values from them.
+    # STARTS are the options ``init_from`` and ``update_from``, which name a trained run. The study
+    # sets them itself, to the runs of another row.
     for key in STARTS:
         if config.plain.get(key):
             raise UsageError(
-                f"{key}: a configuration begins with fresh weights or another's: "
-                "`attach: {to: ROW, schemes: [...]}`"
+                f"{key}: a study does not start from other runs than its own; to start from those "
+                "of another configuration, give `attach: {to: ROW, schemes: [...]}`"
             )
-    # ``plain`` has the options before RecBole derives values from them, such as this folder.
+    # RecBole derives the folder of the dataset, such as dataset/ml-100k, from the option data_path.
     return {**config.plain, "data_path": config["data_path"]}
 
 
@@ -380,7 +359,9 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
         "row": row.options,
         "config_files": [*plan.base.config_files, *row.config_files],
     }
-    if row.parent:  # with ``schemes`` to attach to the parent's models; without, only test them
+    if row.parent:
+        # ``schemes`` are the position schemes that are added to the parent's models. They are empty
+        # if these models are only tested again.
         request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
     if row.grid:
         request["search"] = [row.grid, plan.trial_seeds]
@@ -449,35 +430,28 @@ def _find_file(name: str) -> Path | None:
     """Return the file of a module that the user has written.
 
     Args:
-        name: full name of the module, such as ``models.mine``. Names of classes or functions may be
-            given, too, since an import does not show which is which.
+        name: full name of the module, such as ``models.mine``. The name of a class or a function
+            may be given, too, since an import does not show which is which.
 
     Returns:
         Path of the file; None for a module of an installed package, of Python or of this package,
         for one without a file, and for a name that is not that of a module.
     """
     # Code of this package, RecBole, torch and Python (_VERSIONED) is known by its version.
-    top = name.partition(".")[0]
-    if top in _VERSIONED:
+    if name.partition(".")[0] in _VERSIONED:
         return None
 
-    # For models.mine look for models first, and stop if that package is installed: to look for
-    # models.mine would import the package, and run its code.
-    for searched in (top, name):
-        # places: the file of the module; of a package its folders, too. Those of an installed
-        # package are below site-packages or the like (_INSTALLED).
-        places = [getattr(sys.modules.get(searched), "__file__", None)]
-        if places == [None]:  # not imported yet
-            with suppress(ImportError, ValueError):  # the name is not of a module
-                spec = importlib.util.find_spec(searched)
-                if spec is not None:
-                    places = [spec.origin, *(spec.submodule_search_locations or ())]
-        if any(_INSTALLED & set(Path(place).parts) for place in places if place):
-            return None
+    module = sys.modules.get(name)
+    if module is not None:
+        candidates = [Path(getattr(module, "__file__", None) or "")]  # "" is no file, but a folder
+    else:  # not imported yet: look for models/mine/__init__.py and models/mine.py where Python does
+        path = Path(*name.split("."))
+        files = path / "__init__.py", path.with_suffix(".py")
+        candidates = [Path(folder, file) for folder in sys.path for file in files]
 
-    # The last search was for the module itself. A package without an __init__.py has no file.
-    file = places[0]
-    return Path(file) if file and Path(file).is_file() else None
+    file = next((file for file in candidates if file.is_file()), None)
+    # Installed packages are below a folder site-packages or dist-packages (_INSTALLED).
+    return None if file is None or _INSTALLED & set(file.parts) else file
 
 
 def _list_imports(content: bytes, package: str) -> set[str]:

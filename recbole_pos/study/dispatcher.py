@@ -37,12 +37,13 @@ class ActiveRuns:
         folder: folder of the study.
         args: arguments of the command: the address of a cluster, and the resources of a run.
         reporter: prints a line for each run that ends, and the progress.
-        resources: CPUs and GPUs of a run.
+        code: name of a model -> its code as bytes, if it is a class of the user's script or
+            notebook, which other processes cannot import; empty for other models.
         commit: commit of this package, which runs are marked with.
         processes: starts runs: ``LocalRuns`` on this machine, or ``RayRuns`` of a cluster.
+        resources: CPUs and GPUs of a run.
         running: process or Ray task of a run in progress -> its job and its start time.
         durations: training times in seconds of the runs that this call has finished.
-        code: name of a model -> its custom code as bytes (empty for models of this package).
         shared: (hash of the data options, whether test interactions are in it) -> the dataset, in
             the form in which processes get it.
     """
@@ -50,28 +51,22 @@ class ActiveRuns:
     def __init__(
         self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
-        """Pack the custom code of the models, and note resources and commit; no run is active.
+        """Pack the code of custom models, and find the commit. No run is active yet.
 
         Args:
             scheduler: decides which run is next, and records how runs ended.
             args: arguments of the command: the address of a cluster, and the resources of a run.
             reporter: prints a line for each run that ends, and the progress.
-            models: names of the models. Other processes need their code if they are custom models.
+            models: names of the models that are trained.
         """
-        # A process that is started cannot import a class of the user's script or notebook, so its
-        # code is sent as bytes, which ``pack`` makes.
-        self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
-        self.reporter = reporter
+        self.scheduler, self.folder = scheduler, scheduler.folder
+        self.args, self.reporter = args, reporter
         self.code = {model: pack(model) for model in models}
         self.commit = find_commit()
-        # ``train`` sets both: CPUs and GPUs of a run, and what starts the processes of runs, on
-        # this machine or on a cluster of Ray.
+        self.processes: Any = None  # ``train`` sets it, and the resources
         self.resources = Resources()
-        self.processes: Any = None
-        # Process or Ray task of a run in progress -> its job and its start time
         self.running: dict[Any, tuple[Job, float]] = {}
-        self.durations: list[float] = []  # of finished runs, in seconds
-        # Hash of data options, and whether test interactions are included -> dataset for processes
+        self.durations: list[float] = []
         self.shared: dict[tuple[str, bool], Any] = {}
 
     def train(self) -> None:
@@ -188,8 +183,6 @@ class ActiveRuns:
         # written its result into its folder.
         self.folder.write_fit(job.digest, {"status": status, "reason": reason})
         self.scheduler.end(job.fit, status, reason, facts)
-        # Write the outcomes after every run: a report may be made meanwhile, or after a kill.
-        write_outcomes(self.scheduler, self.folder.read_facts())
 
         # Describe the outcome: epochs, best validation value and time, or the reason of a failure.
         text = f"failed: {reason}"
@@ -244,40 +237,21 @@ class ActiveRuns:
 def write_state(scheduler: Scheduler) -> None:
     """Write into the study's folder which runs belong to the study, and facts about its data.
 
-    A run is named by its digest, a hash of its options and data. The facts are the versions of
-    packages, and, if a dataset has been read, its counts, a checksum, warnings about it, and its
-    split.
+    The facts are the versions of packages; the runs that failed before they had a folder; and, if a
+    dataset has been read, its counts, a checksum, warnings about it, and its split.
 
     Args:
         scheduler: knows the folder, the runs by their names, and the datasets that were read.
     """
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)  # name of a run -> its folder
-    facts = StudyFacts(versions=find_versions())
+    facts = StudyFacts(versions=find_versions(), unmade=scheduler.find_unmade())
     # All configurations have the same dataset and split, so the first that was read is described.
     # The checksum is shown with _CHECKSUM_DIGITS (16) digits.
-    datasets = list(scheduler.datasets.values())
-    if datasets:
-        dataset = datasets[0]
+    if scheduler.datasets:
+        dataset, *_ = scheduler.datasets.values()
         summary = dataset.split.summary
         checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.data = {**count_dataset(dataset), "checksum": checksum}
         facts.warnings = make_warnings(summary)  # of copied interactions, for example
         facts.split = add_sample(summary, dataset.config)  # with the size of a sample of users
-    write_outcomes(scheduler, facts)
-
-
-def write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
-    """Write the facts of a study, completed with the outcomes of its searches and of failed runs.
-
-    Args:
-        scheduler: knows the metrics of the searches, and the runs that failed before they had a
-            folder of their own.
-        facts: facts of the study, which are changed: ``chosen_by`` (configuration -> metric of its
-            search) and ``unmade`` (run that failed without a folder -> reason).
-    """
-    # Each search chooses its best trial by the validation metric of the row's model.
-    metrics = {row: search.metric for row, search in scheduler.searches.items()}
-    # This call may be for some configurations only, so keep the metrics that earlier calls wrote.
-    facts.chosen_by = {**scheduler.folder.read_facts().chosen_by, **metrics}
-    facts.unmade = scheduler.explain_failures_without_run()
     scheduler.folder.write_facts(facts)

@@ -24,13 +24,13 @@ from pydantic import (
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.values import is_number, is_whole, nearest, shown, suggest
+from recbole_pos.values import is_number, is_whole, nearest, shown
 
 FIRST_SEED = 2020  # RecBole's default
 # What test targets can be grouped into bins by: the length of the user's history, the age of its
-# newest interaction, or the number of training interactions of the target item.
-KINDS_OF_BINS = ("history", "age", "popularity")
-COLD = "cold"  # the kind of two further bins: items without any training interaction, and others
+# newest interaction, the number of training interactions of the target item, or whether it has any.
+KindOfBins = Literal["history", "age", "popularity", "cold"]
+COLD = "cold"
 METRICS = ("ndcg@10", "hit@10", "mrr@10")  # metrics of a study that names none
 
 PartPath = tuple[Any, ...]  # keys and list indices that lead to a value: ("tables", 0, "rows")
@@ -129,14 +129,12 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
     """
     if is_whole(value) and 1 <= value <= 1000:  # a number of seeds
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    is_list = isinstance(value, list) and len(value) > 0
-    has_seeds = is_list and all(is_whole(seed) and 0 <= seed < 2**32 for seed in value)
-    if not has_seeds or find_repeated(value):
-        raise ValueError("expected how many, or different whole numbers below 2**32 in a list")
-    return tuple(value)
+    if isinstance(value, list) and value and all(map(is_whole, value)) and not find_repeated(value):
+        return tuple(value)
+    raise ValueError("expected how many, or different whole numbers in a list")
 
 
-def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
+def _check_bins(bins: dict[KindOfBins, Any]) -> dict[KindOfBins, Any]:
     """Check the key ``bins`` of a study, which groups the test targets.
 
     Args:
@@ -147,20 +145,15 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
         The same bins, without those that are switched off by ``cold: false``.
 
     Raises:
-        ValueError: for an unknown kind, or for edges that are not ascending numbers. Edges so close
-            that two bins would have the same name are refused, too.
+        ValueError: for edges that are not ascending numbers, or so close that two bins would have
+            the same name.
     """
-    # Of cold items there is no edge, and the bin is switched on or off. KINDS_OF_BINS are the
-    # other kinds; name_bins returns the names of the bins between edges, which must differ.
     for kind, edges in bins.items():
-        if kind not in (*KINDS_OF_BINS, COLD):
-            choices = (*KINDS_OF_BINS, COLD)
-            raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), choices)}")
         if kind == COLD:
             is_valid = isinstance(edges, bool)
         else:
             is_list = isinstance(edges, list) and len(edges) > 0 and all(map(is_number, edges))
-            is_ascending = is_list and edges == sorted(set(edges))
+            is_ascending = is_list and edges == sorted(edges)
             is_valid = is_ascending and not find_repeated(name_bins(kind, edges))
         if not is_valid:
             raise ValueError(
@@ -200,20 +193,6 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     return value
 
 
-def _parse_predictions(value: Any) -> Any:
-    """Return seed -> file, of the predictions of another system.
-
-    Args:
-        value: a single file, which is taken for the first seed; or seed -> file. A study that was
-            stored as json has the seeds as text, which become numbers.
-    """
-    if isinstance(value, str):
-        return {FIRST_SEED: value}
-    if isinstance(value, dict):
-        return {int(seed) if str(seed).isdigit() else seed: value[seed] for seed in value}
-    return value  # pydantic refuses it
-
-
 def _refuse(value: Any) -> None:
     """Raise an error, for a key that a study's file cannot set."""
     raise ValueError("it cannot stand here")
@@ -226,6 +205,13 @@ Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_parse_names)]
 Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
 Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code
 Searched = Annotated[Grid | Literal[True] | None, BeforeValidator(_parse_grid)]
+# Seed -> file with the lists of another system. A single file is taken for the first seed. Seeds
+# may be text, since a study that was stored as json has them so.
+Seed = Annotated[int, Field(strict=False)]
+Predictions = Annotated[
+    dict[Seed, str],
+    BeforeValidator(lambda value: {FIRST_SEED: value} if isinstance(value, str) else value),
+]
 
 
 class _Layout(BaseModel):
@@ -274,7 +260,7 @@ class Row(Options):
 
     attach: Attach | None = None
     retest: str | None = None
-    predictions: Annotated[dict[int, str], BeforeValidator(_parse_predictions)] = {}
+    predictions: Predictions = {}
     of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
@@ -350,7 +336,7 @@ class Plan(_Layout):
     search_seeds: Annotated[int, Field(ge=1)] = 1
     reference: Text = ""
     metrics: Annotated[Metrics, Field(min_length=1)] = METRICS
-    bins: Annotated[dict[str, Any], AfterValidator(_check_bins), Empty] = {}
+    bins: Annotated[dict[KindOfBins, Any], AfterValidator(_check_bins), Empty] = {}
     paper: Annotated[dict[str, dict[Metric, float]], Empty] = {}
     tables: Annotated[list[TablePlan], BeforeValidator(lambda v: [] if v is None else v)] = []
     split: dict[str, Any] | None = None
@@ -368,24 +354,30 @@ class Plan(_Layout):
         return {name: len(list_points(row.grid)) for name, row in self.rows.items() if row.grid}
 
     def make_options(self, name: str) -> dict[str, Any]:
-        """Return the options of a row (a configuration), without those that a search tries.
+        """Return the options that a study gives for a row (a configuration).
+
+        They lack what a search tries. Options of a row that starts from the trained models of
+        another row (its parent) also lack those of the parent, which :meth:`make_first_options`
+        adds.
 
         Args:
             name: name of the row.
 
         Returns:
             Model, dataset, config_files and further options; those of the row win over those of the
-            base. If the row starts from the models of another row (its parent), only its own
-            options, and under ``attach`` the position schemes to add.
+            base. Of a row with a parent, only its own options, and under ``attach`` the position
+            schemes that it adds to the parent's, if any.
         """
         row = self.rows[name]
-        if row.parent:  # callers add the options of the parent
+        if row.attach:
             return {**row.options, "attach": list(row.schemes)}
-        files = [*self.base.config_files, *row.config_files]
-        # The base has options for all rows; those that this row's model does not read are left out.
+        if row.retest:
+            return dict(row.options)
+
+        # The base has options for all rows; this row's model does not read those in ``unread``.
         base = {key: value for key, value in self.base.options.items() if key not in row.unread}
         options = {**base, **row.options, "dataset": self.dataset}
-        if files:
+        if files := [*self.base.config_files, *row.config_files]:
             options["config_files"] = files
         return options
 
@@ -542,13 +534,15 @@ def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     Returns:
         One name more than there are edges.
     """
-    texts = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
-    names = [f"{kind} up to {texts[0]}"]
-    for i in range(1, len(edges)):  # the bin above edge i - 1, up to edge i
-        lowest = math.floor(edges[i - 1]) + 1  # the lowest whole number in the bin
-        if lowest >= edges[i]:  # the bin has a single whole number, or none
-            names.append(f"{kind} {texts[i]}")
-        else:  # a duration is shown as it is, since an age need not be whole: "1 h to 2 h"
-            lowest_text = texts[i - 1] if kind == "age" else f"{lowest:,g}"
-            names.append(f"{kind} {lowest_text} to {texts[i]}")
-    return [*names, f"{kind} over {texts[-1]}"]
+    if kind == "age":  # [3600, 7200] give "up to 1 h", "1 h to 2 h" and "over 2 h"
+        texts = [format_duration(edge) for edge in edges]
+        between = [f"{low} to {high}" for low, high in itertools.pairwise(texts)]
+    else:
+        texts = [f"{edge:,g}" for edge in edges]
+        between = []
+        for low, high in itertools.pairwise(edges):
+            # Lengths and counts are whole: the lowest that is above 5 is 6. It may be the only one
+            # in the bin, as between the edges 5 and 6.
+            lowest = math.floor(low) + 1
+            between.append(f"{lowest:,g} to {high:,g}" if lowest < high else f"{high:,g}")
+    return [f"{kind} {text}" for text in (f"up to {texts[0]}", *between, f"over {texts[-1]}")]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,10 +24,8 @@ from recbole_pos.experiment.folder import REQUEST_TIME_WARNING, RunFolder, read_
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
 from recbole_pos.study.plan import COLD, METRICS, Plan, Source, TablePlan, list_fits, name_bins
-from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.statistics import (
     DIFFERENCES,
-    ONE_BIN,
     RankTable,
     compute_differences,
     compute_means,
@@ -47,8 +45,18 @@ _VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a ta
 # Options in which runs must be equal, if they are compared without a plan that says so.
 _SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 
-# Facts of a run by name, with its row (configuration), seed and status; and its folder, if any.
-_Run = tuple[dict[str, Any], RunFolder | None]
+
+class _Run(NamedTuple):
+    """A run of a study.
+
+    Attributes:
+        facts: what is known of it by name: row (the configuration), seed, status, and the content
+            of its ``result.json``, if it is finished.
+        folder: its folder; None for a run that failed before it had one.
+    """
+
+    facts: dict[str, Any]
+    folder: RunFolder | None
 
 
 @dataclass(frozen=True)
@@ -143,35 +151,32 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         table: a table of its plan.
     """
     main, ranks = table.metrics[0], results.ranks
+    ranked = [row for row in table.rows if results.is_ranked(row)]  # rows whose runs have ranks
 
-    # Means of all metrics. A table with cold targets also has the recall of those.
-    metrics = list(table.metrics)
-    if table.validation:
-        metrics.append(VALIDATION)
-    if _shows_cold_targets(results, table):
-        metrics.append(f"recall@{main.partition('@')[2]}{COLD_TARGETS}")
-    means = concatenate([_average_metric(results, table, metric) for metric in metrics])
-
-    # Differences of the first metric, over all targets.
-    rows = [row for row in table.rows if results.is_ranked(row)]
-    if ranks is None or table.reference not in rows or not is_from_ranks(main):
+    # Means of all metrics; a table may also show the validation metric, and cold targets.
+    metrics = [*table.metrics, *([VALIDATION] if table.validation else [])]
+    frames = [_average_metric(results, table, metric) for metric in metrics]
+    means = concatenate([*frames, _average_cold_targets(results, table, ranked)])
+    if ranks is None or table.reference not in ranked or not is_from_ranks(main):
         return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
-    others = [row for row in rows if row != table.reference]
-    compared = (ranks, main, table.reference, others)  # the same for all bins
-    are_coupled = results.plan.are_coupled  # whether two rows start from the same trained models
-    differences = compute_differences(*compared, are_coupled=are_coupled)
 
-    # Means and differences of the first metric in each bin of targets.
-    bins = {}  # masks: name of a bin -> [targets] whether a target is in it
+    # Differences of the first metric, over all targets and in each bin.
+    others = [row for row in ranked if row != table.reference]
+    are_coupled = results.plan.are_coupled  # whether two rows start from the same trained models
+    differences = compute_differences(ranks, main, table.reference, others, are_coupled=are_coupled)
+    bins = {}
     for kind, masks in assign_bins(ranks.targets, results.plan.bins).items():
-        # compute_means returns all rows of the study; keep those of this table.
+        # ``masks``: name of a bin -> [targets] whether a target is in it
         bin_means = compute_means(ranks, main, masks)
-        bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
-        bins[kind] = bin_means, compute_differences(*compared, masks, are_coupled)
+        bin_means = bin_means[bin_means["row"].isin(ranked)].reset_index(drop=True)
+        bin_differences = compute_differences(
+            ranks, main, table.reference, others, masks, are_coupled
+        )
+        bins[kind] = bin_means, bin_differences
     return Comparison(table, means, differences, bins)
 
 
-def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+def assign_bins(targets: pd.DataFrame, bins: Mapping[Any, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Assign test targets to the bins of a study.
 
     With the edges [5, 15] of ``history``, histories of lengths [3, 5, 6, 20] are in the bins
@@ -196,27 +201,6 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
     return masks
 
 
-def _shows_cold_targets(results: Results, table: TablePlan) -> bool:
-    """Return whether a table gets a column for cold targets, items without training interactions.
-
-    Only models that read content (vectors or features of items) can find such items. So the column
-    is there if a configuration of the table reads content, and if some test targets are cold.
-
-    Args:
-        results: results of the study; the popularity of a test target is its number of training
-            interactions, 0 for a cold one.
-        table: the table of its plan, whose first metric the column would have.
-    """
-    ranks = results.ranks
-    if ranks is None or not is_from_ranks(table.metrics[0]):
-        return False  # the column is computed from the ranks of the targets
-    for row in table.rows:
-        options = results.plan.make_options(row)
-        if options.get("item_vectors") or options.get("item_features"):
-            return bool((ranks.targets["popularity"] == 0).any())
-    return False  # no configuration reads content
-
-
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     """Return the mean of a metric over the seeds, one line for each row (configuration) of a table.
 
@@ -226,7 +210,7 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     Args:
         results: results of the study.
         table: the table, whose rows are averaged.
-        metric: such as ``ndcg@10``; with the suffix ``, cold targets``, it is computed over those.
+        metric: such as ``ndcg@10``.
 
     Returns:
         Columns row, metric, mean, deviation, seeds, targets, units (users). The last two are empty
@@ -235,23 +219,48 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     # _MEANS are the columns that are returned; this empty frame is all if no row has a value.
     frames = [pd.DataFrame(columns=_MEANS)]
 
-    # Rows whose runs have ranks. Cold targets are items without interactions in training.
-    base_metric = metric.removesuffix(COLD_TARGETS)
-    ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
+    # Rows whose runs have ranks.
+    ranked = [row for row in table.rows if is_from_ranks(metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
-        is_cold = metric != base_metric
-        # A single bin: the cold targets, or all targets (ONE_BIN).
-        bins = {metric: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
-        means = compute_means(results.ranks, base_metric, bins)
-        frames.append(means.set_index("row").loc[ranked].reset_index())
+        frames.append(compute_means(results.ranks, metric).set_index("row").loc[ranked])
 
     # The other rows, if their runs have reported the metric.
     if metric in results.runs.columns:
         reported = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
         by_row = reported.dropna(subset=[metric]).groupby("row", sort=False)[metric]
-        columns = {"mean": "mean", "std": "deviation", "size": "seeds"}
-        frames.append(by_row.agg(list(columns)).rename(columns=columns).reset_index())
+        frames.append(by_row.agg(mean="mean", deviation="std", seeds="size"))
+    frames = [frames[0], *(frame.reset_index() for frame in frames[1:])]
     return concatenate(frames).assign(metric=metric).reindex(columns=_MEANS)
+
+
+def _average_cold_targets(
+    results: Results, table: TablePlan, ranked: Sequence[str]
+) -> pd.DataFrame:
+    """Return the mean recall of cold targets, which are items without training interactions.
+
+    Only models that read content (vectors or features of items) can find such items.
+
+    Args:
+        results: results of the study; the popularity of a test target is its number of training
+            interactions, 0 for a cold one.
+        table: the table of its plan; the cutoff of the recall is that of its first metric.
+        ranked: names of its rows (configurations) whose runs have ranks.
+
+    Returns:
+        One line for each of these rows, as of :func:`_average_metric`. Empty if no configuration of
+        the table reads content, or if no target is cold.
+    """
+    main, ranks = table.metrics[0], results.ranks
+    options = [results.plan.make_options(row) for row in table.rows]
+    reads_content = any(row.get("item_vectors") or row.get("item_features") for row in options)
+    if ranks is None or not reads_content or not is_from_ranks(main):
+        return pd.DataFrame(columns=_MEANS)
+
+    metric = f"recall@{main.partition('@')[2]}"
+    cold = {"cold": ranks.targets["popularity"].to_numpy() == 0}  # a single bin of targets
+    means = compute_means(ranks, metric, cold).set_index("row").loc[list(ranked)].reset_index()
+    means = means[means["targets"] > 0]
+    return means.assign(metric=metric + COLD_TARGETS).reindex(columns=_MEANS)
 
 
 def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -277,64 +286,63 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
         UsageError: naming a file that is damaged.
     """
     facts = folder.read_facts()
-    digests = folder.find_current_digests(plan)
+    digests = folder.find_current_digests(plan)  # name of a fit -> hash that names its run's folder
     runs: list[_Run] = []
-    trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
+    trials = []  # one line per finished or failed trial and seed
+    chosen: dict[str, str] = {}  # row -> text of the options that its search has chosen
 
-    # A fit is a run that the plan asks for, of one row (configuration). Its digest (a hash) is the
-    # name of the run's folder; it is empty without a folder. ``unmade`` says why a fit without a
-    # folder failed.
+    # A fit is a run that the plan asks for, of one row (configuration) with one seed.
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
-        run_facts = folder.read_fit(digest)
-        identity: dict[str, Any] = {"row": fit.row, "seed": fit.seed}
-        if not run_facts:  # no folder: the fit is not trained yet, or failed very early
-            if fit.name in facts.unmade and fit.trial is None:
-                failure = {"status": FAILED, "reason": facts.unmade[fit.name]}
-                runs.append(({**identity, **failure}, None))
-        elif fit.trial is not None:  # the number of a trial of the row's search
-            trials.setdefault((fit.row, fit.trial), []).append(run_facts)
-        else:
-            chosen[fit.row] = run_facts.get("searched")  # options of the best trial
-            identity["path"] = f"runs/{digest}"
-            runs.append(({"status": "", **run_facts, **identity}, folder.run(digest)))
+        run, run_facts = folder.run(digest), folder.read_fit(digest)  # no facts without a folder
+        searched = format_pairs(run_facts.get("searched") or {})
+        identity = {"row": fit.row, "seed": fit.seed}
 
-    searches = _tabulate_trials(plan, facts, trials, chosen)
+        if fit.trial is not None:  # a trial of the row's search
+            if run_facts and run.config.is_file():  # else its process has not begun
+                metric = str(run.read_config()["valid_metric"]).lower()
+                value = (run_facts.get("best_valid") or {}).get(metric)
+                line = {"row": fit.row, "trial": fit.trial, "metric": metric, "value": value}
+                trials.append({**line, "options": searched})
+        elif run_facts:
+            chosen[fit.row] = searched
+            identity["path"] = f"runs/{digest}"
+            runs.append(_Run({**run_facts, **identity}, run))
+        elif fit.name in facts.unmade:  # it failed before it had a folder, for this reason
+            failure = {"status": FAILED, "reason": facts.unmade[fit.name]}
+            runs.append(_Run({**identity, **failure}, None))
+
+    searches = _average_trials(pd.DataFrame(trials), len(plan.trial_seeds), chosen)
     return _make_results(plan, facts, runs, folder.make_command(plan), searches)
 
 
-def _tabulate_trials(
-    plan: Plan,
-    facts: StudyFacts,
-    trials: Mapping[tuple[str, int], list[dict[str, Any]]],
-    chosen: Mapping[str, Any],
+def _average_trials(
+    trials: pd.DataFrame, num_seeds: int, chosen: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return the table of all trials of the searches of a study.
+    """Return the table of all trials of the searches of a study, averaged over their seeds.
 
     Args:
-        plan: the study.
-        facts: facts of the study; ``chosen_by`` has the metric of each search.
-        trials: (row, number of the trial) -> facts of its runs, one for each seed. A row is a
-            configuration of the study.
-        chosen: row -> options that its search has chosen.
+        trials: one line per trial and seed: row (a configuration), trial (its number), metric,
+            value (the best one in validation; None if the seed failed), options (text).
+        num_seeds: number of seeds of a trial.
+        chosen: row -> text of the options that its search has chosen.
 
     Returns:
-        One line per trial: row, trial, metric, value (the mean of the best validation values over
-        seeds; NaN until all seeds have one), options (text), chosen (bool).
+        One line per trial with the same columns, and chosen (bool). The value is NaN until all
+        seeds have one.
     """
-    lines = []
-    for (row, trial), runs in sorted(trials.items()):
-        metric = facts.chosen_by.get(row, plan.metrics[0])
-        values = [(run.get("best_valid") or {}).get(metric) for run in runs]
-        options = runs[0].get("searched") or {}
-        line = {"row": row, "trial": trial, "metric": metric}
-        # The mean over seeds; None if a seed has no value yet.
-        line["value"] = average_seeds(values, len(plan.trial_seeds))
-        line["options"] = ", ".join(f"{name}: {value}" for name, value in options.items())
-        lines.append({**line, "chosen": chosen.get(row) == options})
-    frame = pd.DataFrame(lines)
-    return frame.astype({"value": float}) if lines else frame  # values that are all None are NaN
+    if trials.empty:
+        return trials
+    trials = trials.astype({"value": float})  # None becomes NaN
+    by_trial = trials.groupby(["row", "trial", "metric", "options"])["value"]
+    searches = by_trial.agg(value="mean", seeds="count").reset_index()
+    searches["value"] = searches["value"].where(searches["seeds"] == num_seeds)
+    return searches.assign(chosen=searches["options"] == searches["row"].map(chosen))
+
+
+def format_pairs(options: Mapping[str, Any]) -> str:
+    """Return options in one line, as ``learning_rate: 0.001, n_heads: 2``."""
+    return ", ".join(f"{name}: {value}" for name, value in options.items())
 
 
 def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
@@ -350,8 +358,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
         UsageError: naming a run that is not finished, or two that cannot be compared.
     """
     configs = [_read_finished_config(path) for path in paths]
-    names = _name_rows(configs)
     results = [read_result(RunFolder(path)) for path in paths]
+    names = _name_rows(configs)
     first_config, first_result = configs[0], results[0]
 
     # Refuse runs whose metrics are not comparable, since only some models know the time of the
@@ -368,35 +376,31 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
                     f"{config.get(key)} and {first_config.get(key)}"
                 )
 
-    # The facts of each run, with its row and seed. Two runs of one row and seed are refused, since
-    # ranks are kept by row and seed.
-    runs: list[_Run] = []
+    # The runs, each with its row and seed. Two runs of one row and seed are refused, since ranks
+    # are kept by row and seed.
+    runs: dict[tuple[str, int], _Run] = {}
     rows: dict[str, dict[str, Any]] = {}
-    seen: set[tuple[str, int]] = set()
     for path, config, name, result in zip(paths, configs, names, results, strict=True):
-        if (name, config["seed"]) in seen:
+        seed = config["seed"]
+        if (name, seed) in runs:
             raise UsageError(f"compare: {path} is a second run of {name} with one seed")
-        seen.add((name, config["seed"]))
-        identity = {"row": name, "seed": config["seed"], "status": DONE, "path": str(path)}
-        runs.append(({**asdict(result), **identity}, RunFolder(path)))
-        rows[name] = {"model": config["model"]}
-        if config.get("item_vectors"):
-            rows[name]["item_vectors"] = config["item_vectors"]
+        identity = {"row": name, "seed": seed, "status": DONE, "path": str(path)}
+        runs[name, seed] = _Run({**asdict(result), **identity}, RunFolder(path))
+        rows[name] = {key: config[key] for key in ("model", "item_vectors") if config.get(key)}
 
     # Describe the runs as a study, so that tables and report are made as usual. Its metrics are the
     # default ones (METRICS). The metric of early stopping comes first, if ranks are enough for it.
     metric = str(first_config.get("valid_metric")).lower()
-    dataset = str(first_config["dataset"])
     study: dict[str, Any] = {
-        "dataset": dataset,
-        "title": f"{len(paths)} runs on {dataset}",
+        "dataset": first_config["dataset"],
+        "title": f"{len(paths)} runs on {first_config['dataset']}",
         "rows": rows,
         "metrics": list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS)),
         "seeds": sorted({config["seed"] for config in configs}),
+        "reference": reference or names[0],
     }
     command = ["recbole-pos", "compare", *map(str, paths)]
     if reference:
-        study["reference"] = reference
         command += ["--reference", reference]
     plan = make_plan(Source(RUN_FOLDERS, study))
     # Facts of the first run, since all have the same data. The warning that a model knows the time
@@ -406,7 +410,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
         warnings=[text for text in first_result.warnings if text != REQUEST_TIME_WARNING],
         split=first_result.split,
     )
-    return _make_results(plan, facts, runs, shlex.join(command), pd.DataFrame())
+    return _make_results(plan, facts, list(runs.values()), shlex.join(command), pd.DataFrame())
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
@@ -468,8 +472,7 @@ def _make_results(
     Args:
         plan: the study; its rows give the order.
         facts: facts about its data and split.
-        runs: facts of each run, with its row, seed and status, and its folder; None for a run that
-            failed before it had one.
+        runs: the runs, in any order.
         command: command that repeats the study.
         searches: one line per trial of its searches; an empty frame without a search.
 
@@ -477,24 +480,24 @@ def _make_results(
         UsageError: if the runs have ranks of different test targets.
     """
     metric, row_order = plan.metrics[0], list(plan.rows)
-    # A run is a pair, whose first part are the facts.
-    runs = sorted(runs, key=lambda run: (row_order.index(run[0]["row"]), run[0]["seed"]))
+    runs = sorted(runs, key=lambda run: (row_order.index(run.facts["row"]), run.facts["seed"]))
     ranks = {}  # (row, seed) -> ranks of the test targets
     curves = []  # one line per epoch
-    for run_facts, folder in runs:
-        row, seed = run_facts["row"], run_facts["seed"]
-        if folder is not None and run_facts["status"] == DONE and folder.ranks.is_file():
-            ranks[row, seed] = pd.read_parquet(folder.ranks)
+    for run in runs:
+        row, seed = run.facts["row"], run.facts["seed"]
+        if run.folder is None:
+            continue
+        if run.facts["status"] == DONE and run.folder.ranks.is_file():
+            ranks[row, seed] = pd.read_parquet(run.folder.ranks)
         # A retest only tests a model of another run. Its epochs are a copy, so leave them out.
-        # read_curve returns the validation value of each epoch.
-        if folder is not None and run_facts.get("stage") != "retest":
-            for epoch, value in read_curve(folder, metric).items():
+        if run.facts.get("stage") != "retest":
+            for epoch, value in read_curve(run.folder, metric).items():  # validation values
                 curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
 
     # The table of runs, and one with the version of each package in each run.
     empty: dict[str, Any] = {"row": [], "seed": [], "status": []}
-    table = pd.DataFrame([_describe_run(run_facts, metric) for run_facts, _ in runs] or empty)
-    versions = pd.DataFrame([run_facts.get("versions") or {} for run_facts, _ in runs])
+    table = pd.DataFrame([_describe_run(run.facts, metric) for run in runs] or empty)
+    versions = pd.DataFrame([run.facts.get("versions") or {} for run in runs])
     warnings = [*facts.warnings, *_warn_of_versions(table, versions)]
     if runs:
         warnings += _warn_of_better_conditions(table, facts.split)

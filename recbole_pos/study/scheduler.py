@@ -8,7 +8,7 @@ study (``--known``), end without training.
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +18,11 @@ from recbole_pos.data.recbole_view import make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.configs import (
-    attach_schemes,
-    digest_data_options,
-    digest_run,
-    make_row_config,
-)
+from recbole_pos.study.configs import digest_data_options, digest_run, make_row_config
 from recbole_pos.study.plan import Fit, Plan, list_fits, list_points
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder
 
-_UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
+UNTRAINED = "not trained"  # reason of a fit that has no run, where nothing is trained
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,6 @@ class Scheduler:
         digests: name of a fit -> digest of its run (the hash that names the run's folder).
         configs: digest of a run -> its configuration.
         datasets: hash of the data options -> dataset, of those that have been read.
-        trains: whether fits are trained; False for a report, which only reads finished runs.
         searches: name of a searched row -> its trials.
     """
 
@@ -111,7 +105,6 @@ class Scheduler:
         # What has been made so far: configurations by digest, and datasets by their options
         self.configs: dict[str, PosConfig] = {}
         self.datasets: dict[str, Any] = {}
-        self.trains = True  # False for a report
 
     # --- the next job ---
 
@@ -135,9 +128,8 @@ class Scheduler:
             if any(name not in self.status for name in fit.after):
                 continue  # a fit that it depends on has not ended
 
-            # Make its configuration, unless it cannot be trained because of the fits it depends on;
-            # _explain_failure returns an empty reason if it can. A wrong option fails only this
-            # fit, since the other rows can still be trained.
+            # Make its job, unless it cannot be trained because of the fits that it depends on. A
+            # wrong option fails only this fit, since the other rows can still be trained.
             job, reason = None, self._explain_failure(fit)
             if not reason:
                 try:
@@ -165,34 +157,32 @@ class Scheduler:
     def _explain_failure(self, fit: Fit) -> str:
         """Return why a fit cannot be trained, because of the fits that it depends on.
 
-        A fit with a parent depends on the run whose weights it starts from. The final fit of a row
-        (a configuration) that is searched depends on all trials, the combinations of options that
-        the search tries. A report (``--report``) trains nothing, and records missing runs as failed
-        for the reason ``_UNTRAINED``.
+        There are two kinds of fits that depend on others. A final fit of a searched row (a
+        configuration) takes the options of the best trial, so it depends on all trials of the row.
+        A fit with a parent starts from the weights of another fit, its parent.
 
         Args:
-            fit: a training run of the plan. All fits that it depends on (``fit.after``) have ended.
+            fit: a training run of the plan. All fits that it depends on (``fit.after``, their
+                names) have ended.
 
         Returns:
             The reason in words; empty if the fit can be trained.
         """
         failed = [name for name in fit.after if self.status[name] == FAILED]
 
-        # It starts from the weights of a run that failed, or that was not even tried.
-        if fit.has_parent and failed:
-            (parent,) = fit.after
-            reason = self.reasons[parent]
-            return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
+        # Where nothing is trained (in a report), a fit without a run is recorded as failed, for the
+        # reason UNTRAINED. What depends on it has no run either.
+        if any(self.reasons[name] == UNTRAINED for name in failed):
+            return UNTRAINED
 
-        # A trial has not been trained, so that the best trial is not known.
-        if any(self.reasons[name] == _UNTRAINED for name in failed):
-            return _UNTRAINED
+        if fit.has_parent:  # ``failed`` has the parent, or nothing
+            return "".join(f"{parent} failed: {self.reasons[parent]}" for parent in failed)
 
-        # It needs the best trial of a search, and no trial has a validation value. If only some
-        # trials failed, the best of the others is taken.
-        if fit.after and not fit.has_parent and self.searches[fit.row].find_best() is None:
-            first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
-            return f"all trials failed; the first one: {first_reason}"
+        # If only some trials failed, the best of the others is taken.
+        if fit.after and self.searches[fit.row].find_best() is None:
+            first_trial, *_ = fit.after
+            reason = self.reasons.get(first_trial, "no trial has a validation value")
+            return f"all trials failed; the first one: {reason}"
         return ""
 
     def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
@@ -215,17 +205,22 @@ class Scheduler:
             packed.used.add(job.digest)  # to report at the end how many of its runs were of use
         if facts.get("status") == DONE or not packed_studies:
             return facts
-        if restore:  # the first packed study that has the run is as good as any other
-            dataset = self.prepare(job.config)
-            packed_studies[0].restore(job.digest, self.folder, job.config, dataset)
-        return packed_studies[0].fits[job.digest]
+        first, *_ = packed_studies  # any of them will do
+        if restore:
+            first.restore(job.digest, self.folder, job.config, self.prepare(job.config))
+        return first.fits[job.digest]
+
+    def _find_trial(self, fit: Fit) -> int | None:
+        """Return the number of the trial whose options a fit of a searched row takes.
+
+        A trial takes its own options, any other fit of the row those of the best trial. Return None
+        for a row that is not searched, and while no trial is the best.
+        """
+        search = self.searches.get(fit.row)
+        return search.find_best() if search and fit.trial is None else fit.trial
 
     def _make_job(self, fit: Fit) -> Job:
         """Return a fit (a training run of the plan) with its configuration and the name of its run.
-
-        A fit of a searched row (a configuration) is a trial, with one combination of the searched
-        options, or a final fit, with those of the best trial. If the best trial has been trained
-        with the seed of the final fit, its weights only need to be tested.
 
         Args:
             fit: the training run. All fits that it depends on have ended, and have not failed.
@@ -236,26 +231,22 @@ class Scheduler:
         """
         if fit.has_parent:
             return self._make_child_job(fit)
-        search, is_trial = self.searches.get(fit.row), fit.trial is not None
-        tested_run: str | None = None
+        is_trial, trial, tested_run = fit.trial is not None, self._find_trial(fit), None
+        options = dict(fit.options)
+        if trial is not None:
+            options |= self.searches[fit.row].points[trial]
 
-        # Without a search, with the options of a trial, or with those of the best trial.
-        if search is None:
-            config = make_row_config(fit.options)
-        elif fit.trial is not None:
-            config = make_row_config(fit.options, search.points[fit.trial])
-        else:
-            best_trial = search.find_best()
-            assert best_trial is not None  # else _explain_failure has a reason
-            config = make_row_config(fit.options, search.points[best_trial])
-            # Look for the fit of the best trial with this seed. Its weights may have been deleted.
+        # If the best trial was trained with this seed, its weights only need to be tested, unless
+        # they have been deleted.
+        if not is_trial and trial is not None:
             for other in self.fits:
-                if (other.row, other.trial, other.seed) == (fit.row, best_trial, fit.seed):
+                if (other.row, other.trial, other.seed) == (fit.row, trial, fit.seed):
                     digest = self.digests.get(other.name, "")
                     tested_run = digest if self.folder.has_weights(digest) else None
 
         # A trial is not tested, so its digest differs from that of a final fit with equal options.
         # For very many items adapt_loss replaces the loss CE by SCE, before the digest is made.
+        config = make_row_config(options)
         dataset = self.prepare(config)
         config.adapt_loss(dataset.item_num - 1)  # without the item of padding
         digest = digest_run(config, dataset.identity, is_trial)
@@ -264,28 +255,25 @@ class Scheduler:
     def _make_child_job(self, fit: Fit) -> Job:
         """Return the job of a fit that starts from the weights of its parent, a run of another row.
 
-        If the fit attaches position schemes, they are added to the model of the parent, and only
-        their parameters are trained. Otherwise the fit is a retest: the parent's weights are tested
-        again with other options.
+        If the row of the fit attaches position schemes, they are added to the model of the parent,
+        and only their parameters are trained. Otherwise nothing is trained: the parent's weights
+        are tested again, with the options of the fit.
 
         Args:
-            fit: a training run of the plan, whose parent has been trained.
+            fit: a training run of the plan. ``fit.after`` has the name of its parent, a fit that
+                has been trained.
         """
         (parent,) = fit.after
         parent_run = self.digests[parent]  # the hash that names its folder
-        parent_options = self.configs[parent_run].plain
-        schemes = fit.options["attach"]  # empty for a retest
-        options = {key: value for key, value in fit.options.items() if key != "attach"}
+        # The options of the parent, over which those of the fit win.
+        options = {**self.configs[parent_run].plain, **fit.options}
+        schemes = list(self.plan.rows[fit.row].schemes)
         if schemes:
-            # Start from the parent's weights, and train nothing but the new schemes.
-            position = make_row_config(parent_options).plain["position"]
-            options["position"] = attach_schemes(position, schemes)
             options["init_from"] = str(self.folder.run(parent_run).path.resolve())
-            options["train_only"] = list(schemes)
-        config = make_row_config(parent_options, options)  # the fit's own options win
+            options["train_only"] = schemes
+        config = make_row_config(options)
         digest = digest_run(config, self.prepare(config).identity, parent_run)
-        # With schemes there is something to train; a retest only tests the parent's weights.
-        return Job(fit, config, digest, None if schemes else parent_run)
+        return Job(fit, config, digest, tested_run=None if schemes else parent_run)
 
     def prepare(self, config: PosConfig) -> Any:
         """Return the dataset of a configuration, with its split; each dataset is read only once.
@@ -324,28 +312,27 @@ class Scheduler:
     def record_finished(self, restore: bool = True) -> None:
         """Record all finished runs without training any; the other fits count as failed.
 
-        A fit is a run that the plan asks for. ``next_job`` records finished fits itself. It returns
-        the next unfinished fit, which is recorded here as untrained.
+        ``next_job`` records the fits (runs of the plan) that are finished, and returns the first
+        one that is not. That one is recorded here, and so on until none is left.
 
         Args:
-            restore: whether finished runs of packed studies (``--known``) are copied into the
-                study's folder.
+            restore: whether runs of packed studies (``--known``), which others have trained, are
+                copied into the study's folder.
         """
         while job := self.next_job(restore=restore):
-            self.end(job.fit, FAILED, _UNTRAINED)
-        self.trains = False
+            self.end(job.fit, FAILED, UNTRAINED)
 
-    def explain_failures_without_run(self) -> dict[str, str]:
-        """Return the fits (runs of the plan) that failed before they had a folder, with reasons.
+    def find_unmade(self) -> dict[str, str]:
+        """Return name -> reason of the fits (runs of the plan) that failed without a run folder.
 
-        Returns:
-            Name of a fit -> reason. Empty for a report, which trains nothing, so that fits without
-            a finished run have not really failed.
+        Their options are wrong, for example. Fits that only have not been trained are left out.
         """
-        if not self.trains:
-            return {}
         # Only fits with a folder have a digest, the hash that names it.
-        return {name: text for name, text in self.reasons.items() if name not in self.digests}
+        return {
+            name: reason
+            for name, reason in self.reasons.items()
+            if name not in self.digests and reason != UNTRAINED
+        }
 
     def find_metric(self, row: str) -> str:
         """Return the validation metric of a row: of its search, else the study's first metric."""
@@ -363,22 +350,23 @@ class Scheduler:
             for a final fit, of the best trial.
         """
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
-        if search := self.searches.get(fit.row):
-            trial = search.find_best() if fit.trial is None else fit.trial
+        if fit.row in self.searches:
+            trial = self._find_trial(fit)
             # Empty while the trials have not ended, so that none is the best yet.
-            facts["searched"] = {} if trial is None else search.points[trial]
+            facts["searched"] = {} if trial is None else self.searches[fit.row].points[trial]
         return facts
 
 
 class RowSearch:
     """The trials of a searched row (a configuration of a study), one for each point of its grid.
 
+    The grid has a list of values for each searched option; a point is one combination of them.
     Trials have no test interactions. They are compared by their best validation value.
 
     Attributes:
         num_seeds: number of seeds that every trial is trained with.
         metric: validation metric of early stopping, by which trials are compared.
-        mode: ``max`` or ``min``, whichever is better.
+        select: the function ``max`` or ``min``, whichever value of the metric is better.
         points: options of each trial, one point of the grid each.
         values: number of a trial -> its best validation value for each seed that has ended, None
             for a seed that failed.
@@ -387,38 +375,19 @@ class RowSearch:
     def __init__(self, plan: Plan, name: str) -> None:
         """Read the metric of the row's model, and the options of the trials from the row's grid.
 
-        A row is a configuration of the study. Its grid has a list of values for each searched
-        option; a point is one combination of them.
-
         Args:
             plan: the study.
-            name: name of the row.
+            name: name of the row, which has a grid.
 
         Raises:
-            UsageError: if an option is searched and also given, in the base of the study or in the
-                row; or for an option that the row's model does not take.
+            UsageError: for an option that the row's model does not take.
         """
-        grid = plan.rows[name].grid
-        assert grid is not None
-        # An option that is searched must not be given as well, in the base or in the row. The keys
-        # of ``given`` are paths in the study's file, by which the error names the line.
-        given = {("base",): plan.base.options, ("rows", name): plan.rows[name].options}
-        for path, options in given.items():
-            for option in grid.keys() & options.keys():
-                raise plan.source.error(
-                    (*path, option),
-                    f"{name}: {option} is given here, and its search tries it as well; take it out "
-                    "of one (`search: false` for a configuration that is not searched)",
-                )
-
-        # The configuration of the first trial, whose metric is taken for all. RecBole's
-        # valid_metric_bigger tells whether higher values are better.
+        # The configuration of the first trial, whose metric is taken for all.
         config = make_row_config(plan.make_first_options(name))
-        self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
-        self.mode = "max" if config["valid_metric_bigger"] else "min"
-        self.points = list_points(grid)
-        # Number of a trial -> its best validation value for each seed that has ended.
+        self.select = max if config["valid_metric_bigger"] else min  # RecBole's name
+        self.num_seeds = len(plan.trial_seeds)
+        self.points = list_points(plan.rows[name].grid or {})
         self.values: dict[int, list[float | None]] = {}
 
     def find_best(self) -> int | None:
@@ -429,14 +398,7 @@ class RowSearch:
         """
         means = {}
         for trial, values in sorted(self.values.items()):
-            mean = average_seeds(values, self.num_seeds)  # None unless every seed has a value
-            if mean is not None:
-                means[trial] = mean
-        select_best = max if self.mode == "max" else min
-        return select_best(means, key=means.__getitem__, default=None)
-
-
-def average_seeds(values: Sequence[float | None], num_seeds: int) -> float | None:
-    """Return the mean validation value of a trial over its seeds; None unless each has a value."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / num_seeds if len(known) == num_seeds else None
+            known = [value for value in values if value is not None]
+            if len(known) == self.num_seeds:
+                means[trial] = statistics.fmean(known)
+        return self.select(means, key=means.__getitem__, default=None)

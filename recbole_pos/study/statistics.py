@@ -137,8 +137,7 @@ class RankTable:
         """Sum the gains (what a target adds to a metric) of each user's targets in every run.
 
         Args:
-            metric: as in :func:`compute_gains`.
-            mask: [targets] whether a target counts; by default (``EVERY``) all do.
+            metric, mask: name such as ``ndcg@10``; [targets] whether a target counts, or all do.
 
         Returns:
             Row (configuration) -> sums [seeds, users], seeds ascending; and [users] number of
@@ -322,9 +321,8 @@ def estimate_difference(
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
 
-    # The noise that coupled rows share cancels out in the differences of their pairs of seeds. So
-    # these differences are the one side whose noise counts. A single pair shows no noise; then both
-    # rows count as independent, whose noise is an upper bound.
+    # The noise that coupled rows share cancels out in the differences of their pairs of seeds, so
+    # only the noise of these counts. A single pair shows none; then the rows count as independent.
     uses_pairs = is_coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if uses_pairs else [row, reference]
 
@@ -417,9 +415,8 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
         p_values[comparison] = (sums >= thresholds[comparison]).mean()
 
     if sampled:
-        columns = differences[:, sampled]
-        differs = (columns != 0).any(1)  # [units]
-        p_values[sampled] = _sample_flips(columns[differs], thresholds[sampled])
+        columns = differences[(differences[:, sampled] != 0).any(1)][:, sampled]
+        p_values[sampled] = _sample_flips(columns, thresholds[sampled])
     return p_values
 
 
@@ -527,17 +524,21 @@ def compute_differences(
         bin_lines, unit_differences = [], []
         for row in rows:
             is_coupled = are_coupled(row, reference)
-            sides = _select_seeds(table, totals, row, reference, is_coupled)
-            line = {"row": row, "reference": reference, "metric": metric, "bin": bin_name}
-            line |= {"targets": num_targets.sum(), "units": len(num_targets)}
-            line |= {"seeds": len(sides[0]), "reference_seeds": len(sides[1])}
+            row_sums, reference_sums = _select_seeds(table, totals, row, reference, is_coupled)
+            line: dict[str, Any] = {"row": row, "reference": reference, "metric": metric}
+            line |= {"bin": bin_name, "targets": num_targets.sum(), "units": len(num_targets)}
+            line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
             bin_lines.append(line)
             if len(num_targets) == 0:
                 continue
-            values = [compute_pseudo_values(side, num_targets) for side in sides]
-            estimate = estimate_difference(*values, pooled, is_coupled)
+            estimate = estimate_difference(
+                compute_pseudo_values(row_sums, num_targets),
+                compute_pseudo_values(reference_sums, num_targets),
+                pooled,
+                is_coupled,
+            )
             # [units] difference of the sums over a unit's targets, on average over the seeds
-            unit_difference = sides[0].mean(0) - sides[1].mean(0)
+            unit_difference = row_sums.mean(0) - reference_sums.mean(0)
             unit_differences.append(unit_difference)
             line |= estimate.describe(float(unit_difference.sum() / num_targets.sum()))
 
@@ -583,9 +584,8 @@ def _select_seeds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of a row (a configuration) and of the reference that are compared.
 
-    Coupled rows share the noise of a seed, so only the seeds that both have are compared: for the
-    seeds [1, 2, 3] and [2, 3, 4] these are 2 and 3. If they have none in common, or are not
-    coupled, all seeds are compared.
+    Coupled rows share the noise of a seed, so only seeds that both have are compared: of the seeds
+    [1, 2, 3] and [2, 3, 4] these are 2 and 3. Without such seeds, all are compared.
 
     Args:
         table: has the seeds of both rows.

@@ -73,26 +73,20 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a study merged into the content that it inherits.
 
     Keys of the study win over inherited ones. The options in ``base`` (of all rows) and in each row
-    (a configuration to compare) are merged one by one.
-
-    If ``rows`` is a list of names, only these inherited rows stay. Then the inherited ``reference``
-    (the row that others are compared to), ``tables`` (which rows stand together) and ``paper``
-    (values to show beside a row) lose what is about other rows.
+    (a configuration to compare) are merged one by one. If ``rows`` is a list of names, only these
+    inherited rows stay.
 
     Args:
         source: the study.
         inherited: content of the study that it inherits from.
     """
     content = source.content
-    merged = {**inherited, **content}
-    if merged.get("dataset") != inherited.get("dataset") and "paper" not in content:
-        merged.pop("paper", None)  # values of a paper are of one dataset
-    merged["base"] = _merge_options(inherited.get("base"), content.get("base"))
+    if content.get("dataset", inherited.get("dataset")) != inherited.get("dataset"):
+        inherited = {**inherited, "paper": None}  # values of a paper are of one dataset
 
-    # Rows are merged by name, or selected by a list of names.
     inherited_rows, rows = inherited.get("rows") or {}, content.get("rows") or {}
     if isinstance(rows, dict):
-        merged["rows"] = {
+        rows = {
             name: _merge_options(inherited_rows.get(name), rows.get(name))
             for name in {**inherited_rows, **rows}
         }
@@ -100,9 +94,11 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
         names = as_list(rows)
         for name in names:  # a misspelt name is an error with its line
             source.require_choice(("rows",), name, inherited_rows)
-        merged["rows"] = {name: inherited_rows[name] for name in names}
-        for key in {"reference", "tables", "paper"} - set(content):
-            merged[key] = _restrict(merged.get(key), names)
+        rows = {name: inherited_rows[name] for name in names}
+        inherited = _select_rows(inherited, names)
+
+    base = _merge_options(inherited.get("base"), content.get("base"))
+    merged = {**inherited, **content, "base": base, "rows": rows}
     # None is a key without a value, or one of which nothing is left.
     return {key: value for key, value in merged.items() if value is not None}
 
@@ -120,33 +116,38 @@ def _merge_options(inherited: Any, options: Any) -> Any:
     return inherited if options is None else options
 
 
-def _restrict(value: Any, names: list[str]) -> Any:
-    """Return what is inherited about the given rows only; None if nothing is left.
+def _select_rows(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """Return the content of a study without what is about other rows (configurations) than given.
+
+    A table stays if all its rows and its reference do. Where nothing stays, the value is None.
 
     Args:
-        value: the inherited ``paper`` (row -> its values), ``tables`` (a list) or ``reference``
-            (the name of a row). A table is kept if all its rows and its reference are among the
-            names.
-        names: names of the rows (configurations) that the study selects.
+        content: content of the study, with its keys ``paper`` (row -> values to show beside it),
+            ``tables`` and ``reference`` (name of the row that others are compared to).
+        names: names of the rows that stay.
     """
-    if isinstance(value, dict):  # the paper: row -> its values
-        return {row: values for row, values in value.items() if row in names}
-    if isinstance(value, list):  # the tables
-        tables = []
-        for table in value:
-            # A table that leaves out its rows has all rows.
-            used = {*table.get("rows", names), table.get("reference", names[0])}
-            if used <= set(names):
-                tables.append(table)
-        return tables or None
-    return value if value in names else None  # the reference
+    paper = {row: values for row, values in (content.get("paper") or {}).items() if row in names}
+    # A table that leaves out its rows or its reference has those of the study.
+    tables = [
+        table
+        for table in content.get("tables") or []
+        if {*table.get("rows", names), table.get("reference", names[0])} <= set(names)
+    ]
+    reference = content.get("reference")
+    return {
+        **content,
+        "paper": paper or None,
+        "tables": tables or None,
+        "reference": reference if reference in names else None,
+    }
 
 
 def make_plan(source: Source) -> Plan:
     """Return the complete plan of a study: keys that it leaves out are filled in.
 
     A study compares rows, which are configurations, by training each with the same seeds. A row may
-    be searched: then every combination of some options is tried first, and the best one is kept.
+    be searched: then every combination of some options is tried first (a trial each), and the best
+    one is kept.
 
     Args:
         source: content of the study, with the lines of its file.
@@ -157,19 +158,21 @@ def make_plan(source: Source) -> Plan:
     plan = _validate(source)  # checks the types of all keys
     plan.source = source  # for messages with file and line, and to write the study again
 
-    # A row has the search of the study, unless it has another or none. A row with a parent starts
-    # from the trained models of another row, so nothing is searched for it.
+    # A row has the search of the study, unless it has another or none. Nothing is searched for a
+    # row with a parent (it starts from the trained models of that row), or with predictions.
     for name, row in plan.rows.items():
         _check_row(plan, name)
         if row.search is True:
-            row.search = None if row.parent else plan.search
+            row.search = None if row.parent or row.predictions else plan.search
+        _require_searched_or_given(plan, name)
 
     # The key ``split`` of a study is short for an option of all runs, RecBole's ``eval_args``.
     if plan.split is not None:
         eval_args = plan.base.options.get("eval_args") or {}
         plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
 
-    # Title, reference (by default the first row) and tables (by default one of all rows).
+    # Title, reference (by default the first row), values of a paper that stand beside rows, and
+    # tables (by default one of all rows).
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
     plan.reference = plan.reference or next(iter(plan.rows))
     source.require_choice(("reference",), plan.reference, plan.rows)
@@ -181,7 +184,7 @@ def make_plan(source: Source) -> Plan:
         _complete_table(plan, table, ("tables", index))  # its rows, title, metrics, reference
 
     plan.sort_rows()  # raises graphlib's CycleError if rows start from each other's models
-    _require_equal_trials(plan)
+    _require_equal_trials(plan)  # a trial is one combination of options that a search tries
     return plan
 
 
@@ -225,37 +228,46 @@ def _check_row(plan: Plan, name: str) -> None:
             options that the other row decides, such as the model.
     """
     row, path = plan.rows[name], ("rows", name)  # the path finds the line in the file
+    given = set(row.model_fields_set)  # pydantic's name: all keys that the file gives for the row
 
-    # A row of another system's predictions has nothing else.
-    if row.predictions:
-        if row.options or row.parent or row.config_files:
-            problem = "predictions: another system made them; leave out all other keys"
-            raise plan.source.error((*path, "predictions"), f"{name}: {problem}")
-        row.search = None
+    if row.predictions:  # those of another system, which has no options here
+        wrong = given - {"predictions", "of"}
+        problem = "another system made the predictions; leave it out"
+    elif row.attach:  # position schemes are added to the trained models of another row, its parent
+        plan.source.require_choice((*path, "attach"), row.parent, plan.rows)
+        wrong = given & {"model", "position", "retest", "config_files", "search"}
+        problem = f"it is that of {row.parent}; leave it out"
+    elif row.retest:  # the trained models of another row are tested with other options
+        plan.source.require_choice((*path, "retest"), row.parent, plan.rows)
+        wrong = given - {"retest", *_RETEST_OPTIONS}
+        problem = f"{row.parent} is tested again with {' or '.join(_RETEST_OPTIONS)} only"
+    elif "model" in {**row.options, **plan.base.options}:
         return
+    else:
+        raise plan.source.error(path, f"{name}: it has no model")
 
-    # A row that is trained from scratch needs a model.
-    if row.parent is None:
-        if "model" not in {**row.options, **plan.base.options}:
-            raise plan.source.error(path, f"{name}: it has no model")
-        return
+    for key in sorted(wrong):
+        raise plan.source.error((*path, key), f"{name}: {key}: {problem}")
 
-    # A row with a parent (the row whose models it starts from) has its model and most options. It
-    # is given as `attach` (schemes are added) or as `retest` (it is tested with other options).
-    parent_key = "attach" if row.attach else "retest"
-    plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
-    # A retest may only set _RETEST_OPTIONS, those a trained model can be tested again with.
-    # The parent decides these keys, so the row must not have them: neither among its options, nor
-    # among the keys that the file gives for the row itself (pydantic's model_fields_set).
-    refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
-    if not row.attach:  # a retest, which only takes options that a trained model can be tested with
-        refused |= set(row.options) - set(_RETEST_OPTIONS)
-        if not row.options:
-            problem = f"it is {row.parent} again: give it one of {', '.join(_RETEST_OPTIONS)}"
-            raise plan.source.error(path, f"{name}: {problem}")
-    for key in sorted(refused & {*row.options, *row.model_fields_set}):
-        problem = f"{key}: it is made of the models of {row.parent}; leave it out"
-        raise plan.source.error((*path, key), f"{name}: {problem}")
+
+def _require_searched_or_given(plan: Plan, name: str) -> None:
+    """Require that no option that a row (a configuration) searches is also given.
+
+    Args:
+        plan: the study, whose base has options of all rows.
+        name: name of the row.
+
+    Raises:
+        UsageError: with the line of an option that is given, in the base or in the row.
+    """
+    row = plan.rows[name]
+    for path, options in ((("base",), plan.base.options), (("rows", name), row.options)):
+        for option in (row.grid or {}).keys() & options.keys():
+            raise plan.source.error(
+                (*path, option),
+                f"{name}: {option} is given here, and its search tries it as well; take it out "
+                "of one (`search: false` for a configuration that is not searched)",
+            )
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
@@ -317,29 +329,27 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
         UsageError: if the changed study is wrong, as for :func:`read_plan`.
     """
     # Warn of options that a row sets itself, since those win over the base.
+    files = list(base.get("config_files", ()))
     for key in base.keys() - {"config_files"}:
         setting = [name for name, row in plan.rows.items() if key in row.options]
         if setting:
             message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    # Keys and options; ``source.content`` is the study as written, before anything is filled in.
-    # Values of a paper are of one dataset, so another dataset has none.
+    # Options of a base win over its files. So leave out those that the new files set.
+    written = plan.source.content  # the study as written, before anything is filled in
+    set_by_files = _read_files(files)
+    kept = {key: v for key, v in (written.get("base") or {}).items() if key not in set_by_files}
+    content = {**written, **changes, "base": {**kept, **base}}
+    if files:  # after the study's own; a file that is given again moves to the end
+        before = [file for file in plan.base.config_files if file not in files]
+        content["base"]["config_files"] = [*before, *files]
     if "dataset" in changes:
-        changes = {"paper": None, **changes}
-    content = {**plan.source.content, **changes}
-    content["base"] = {**(content.get("base") or {}), **base}
-    if base.get("config_files"):
-        # A file that is given again is read only at its new place.
-        before = [file for file in plan.base.config_files if file not in base["config_files"]]
-        content["base"]["config_files"] = [*before, *base["config_files"]]
-        # Options of the base win over its files, so drop those that the new files set.
-        for key in _read_files(base["config_files"]).keys() - base.keys():
-            content["base"].pop(key, None)
+        content["paper"] = None  # values of a paper are of one dataset
 
     # A number of seeds for a study that lists its seeds: of [7, 9], three are [7, 9, 10]. Keeping
     # the listed ones lets finished runs count.
-    seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
+    seeds, num_seeds = written.get("seeds"), changes.get("seeds")
     if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
         further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
         content["seeds"] = [*seeds, *further][:num_seeds]

@@ -56,7 +56,6 @@ class StudyFacts:
     Attributes:
         versions, data, warnings, split: versions of packages; facts about the data; sentences on
             what in the data inflates metrics; and the split, all as in :class:`.results.Results`.
-        chosen_by: row (a configuration) -> metric of its search.
         unmade: name of a fit (a training run of the plan) that failed before its run had a folder
             -> why.
     """
@@ -65,7 +64,6 @@ class StudyFacts:
     data: dict[str, int | str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     split: dict[str, Any] = field(default_factory=dict)
-    chosen_by: dict[str, str] = field(default_factory=dict)
     unmade: dict[str, str] = field(default_factory=dict)
 
 
@@ -227,8 +225,13 @@ class StudyFolder:
         self._write("current.json", current)
 
     def read_facts(self) -> StudyFacts:
-        """Return the facts of the study: data, versions, and choices of searches."""
-        return StudyFacts(**read_json(self.path / "facts.json"))
+        """Return the facts of the study: its data, split and versions, and runs without a folder.
+
+        Files of earlier versions have more facts, which are left out.
+        """
+        facts = read_json(self.path / "facts.json")
+        known = [field.name for field in fields(StudyFacts)]
+        return StudyFacts(**{name: facts[name] for name in known if name in facts})
 
     def write_facts(self, facts: StudyFacts) -> None:
         """Write the facts of the study."""

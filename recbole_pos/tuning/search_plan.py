@@ -85,7 +85,7 @@ class Search:
 
     def make_config(self, sampled: dict[str, Any]) -> PosConfig:
         """Return the configuration of a trial: the options of all trials, and the sampled ones."""
-        return make_row_config(self.facts.options, sampled)
+        return make_row_config({**self.facts.options, **sampled})
 
     def note_inputs(self, identity: dict[str, Any]) -> None:
         """Keep a hash of everything that trials read, and refuse to resume with other inputs.
