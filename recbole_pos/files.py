@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -31,28 +30,8 @@ LOCK = "lock"  # the file in a folder that its writer locks
 MAX_BYTES = 2**24  # of a file of yaml or json
 # Errors of a lock that another process holds; others mean that the file system has no locks.
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)
-# Errors of a full disk, or of a user who may write no more.
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-
-
-class _Raw(io.FileIO):
-    """A file that keeps the error by which its writing has failed, such as a full disk.
-
-    torch.save replaces that error by another, which does not say why.
-
-    Attributes:
-        failure: the error; None if nothing has failed.
-    """
-
-    failure: BaseException | None = None
-
-    def write(self, data: Any, /) -> int:
-        """Write bytes; keep the error if that fails, and raise it."""
-        try:
-            return super().write(data)
-        except BaseException as error:  # Ctrl-C, too
-            self.failure = error
-            raise
+# Errors of a full disk, or of a user or process that may write no more.
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 @contextmanager
@@ -79,38 +58,40 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
     # Special is a pipe or a device. For a name that is too long os.path.exists returns False, and
     # the name is refused below, where the file is opened. Path.exists would raise an error here.
     is_special = os.path.exists(path) and not path.is_file()
-    target = path.resolve() if os.path.islink(path) and not is_special else path
-    unfinished = target
+    target = Path(os.path.realpath(path))  # of a link, the file that it points to
+    unfinished = path
     if not is_special:
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
 
     # ``name_write_errors`` turns an OSError into one that says which file could not be written.
     with name_write_errors(path):
-        raw = _Raw(unfinished, "w")
-    if not is_special:
-        with suppress(OSError):  # there is no former file, or the file system has no permissions
-            shutil.copymode(target, unfinished)
-
-    # The block writes through buffers into ``raw``, which notes the error that stops its writing.
-    buffered = io.BufferedWriter(raw)
-    file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
+        file: IO
+        if text:
+            file = open(unfinished, "w", encoding="utf-8", newline="")
+        else:
+            file = open(unfinished, "wb")
     try:
+        if not is_special:
+            with suppress(OSError):  # no former file, or the file system has no permissions
+                shutil.copymode(target, unfinished)
         yield file
 
         # All of it is written: bring it to the disk, and give it its name.
         with name_write_errors(path):
             file.flush()
             if not is_special:
-                os.fsync(raw.fileno())
+                os.fsync(file.fileno())
                 file.close()  # Windows renames no open file
                 os.replace(unfinished, target)
                 _sync_folder(target.parent)
     except Exception as error:
-        if raw.failure is None or isinstance(error, StorageError):
-            raise
-        # The block raised another error in place of the one that stopped its writing.
-        with name_write_errors(path):
-            raise raw.failure from None
+        # If the disk is full, the block has raised an OSError, or another error in its place:
+        # torch.save does so, and Python keeps the first error as the ``__context__`` of the other.
+        for cause in (error, error.__context__):
+            if isinstance(cause, OSError) and cause.errno in _FULL:
+                with name_write_errors(path):
+                    raise cause from None
+        raise
     finally:
         with suppress(OSError):  # closing tries again to write what could not be written
             file.close()
@@ -287,8 +268,13 @@ def replace_folder(
                 if target.exists():
                     shutil.copymode(target, unfinished)
                     for path in target.iterdir():
-                        if keep(path) and not os.path.lexists(unfinished / path.name):
-                            _link(path, unfinished / path.name)
+                        new_path = unfinished / path.name
+                        if not keep(path) or os.path.lexists(new_path):
+                            continue
+                        if path.is_dir() and not path.is_symlink():
+                            shutil.copytree(path, new_path, symlinks=True, copy_function=_link_file)
+                        else:
+                            _link_file(path, new_path)
                     os.replace(target, former)
                 # A reader may have finished this replacement already.
                 with suppress(FileNotFoundError):
@@ -335,27 +321,12 @@ def _remove(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _link(source: Path, link: Path) -> None:
-    """Give a file, or all files of a folder, a second path, without copying them (hard links).
-
-    Where the file system has no hard links, files are copied. Symbolic links stay what they are.
-
-    Args:
-        source: the file or folder that exists.
-        link: the new path.
-    """
-
-    def link_file(file: Any, new_path: Any) -> None:
-        try:
-            os.link(file, new_path, follow_symlinks=False)
-        except OSError:
-            shutil.copy2(file, new_path, follow_symlinks=False)
-
-    # A folder cannot be linked: it is made anew, and each file in it is linked.
-    if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, link, symlinks=True, copy_function=link_file)
-    else:
-        link_file(source, link)
+def _link_file(file: Any, new_path: Any) -> None:
+    """Give a file a second path (a hard link); copy it where the file system has no such links."""
+    try:
+        os.link(file, new_path, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(file, new_path, follow_symlinks=False)
 
 
 def digest_file(path: Path, algorithm: str = "sha256") -> str:

@@ -78,22 +78,21 @@ class Column:
         example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where earlier
         blocks had the names [blue, owl], since all names are [blue, owl, red] now.
         """
-        # Arrow's ``unify_dictionaries`` merges the names of columns with codes. So make a column of
-        # each list of names, in which every name occurs once: its codes are 0, 1, 2 and so on. In
-        # a merged column, cell i is then the new code of the name that had the code i.
+        # Arrow gives all names codes by their first appearance: first those that were merged before,
+        # whose codes do not change, then those of each block. ``codes`` has one for each name of
+        # these lists, one list after the other.
         name_lists = [self.names, *(names for _, names in self.unmerged)]
-        columns = []
-        for names in name_lists:
-            codes = pa.array(np.arange(len(names), dtype=np.int32))
-            columns.append(pa.DictionaryArray.from_arrays(codes, names))
-        merged = pa.chunked_array(columns).unify_dictionaries().chunks
+        encoded = pa.chunked_array(name_lists).dictionary_encode().combine_chunks()
+        codes = encoded.indices.to_numpy()
 
-        # The first column has the names that were merged before, whose codes do not change.
-        for (rows, _), column in zip(self.unmerged, merged[1:], strict=True):
-            # The code -1 of a missing name reads the last of these, which is -1 again.
-            new_codes = np.append(column.indices.to_numpy(), np.int32(_MISSING_CODE))
+        first = len(self.names)
+        for rows, names in self.unmerged:
+            # new_codes[i] replaces the code i of this block. A missing name has the code -1, which
+            # reads the last of these, and so stays -1.
+            new_codes = np.append(codes[first : first + len(names)], np.int32(_MISSING_CODE))
             self.values[rows] = new_codes[self.values[rows]]
-        self.names, self.unmerged = merged[0].dictionary, []
+            first += len(names)
+        self.names, self.unmerged = encoded.dictionary, []
 
     def finish(self, num_rows: int) -> Any:
         """Return the column of the finished table.

@@ -12,7 +12,7 @@ import numpy as np
 from recbole_pos.errors import UsageError
 
 _BLOCK_BYTES = 1 << 22
-_NEWLINE, _RETURN = b"\n\r"
+_NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class TextForm:
 
 
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
-    """Count what the lines of a text file are like, to check later what DuckDB has read from it.
+    """Count the lines of a text file, to check later that DuckDB has read all of them.
 
-    Counted are all lines, blank lines, and "open" lines, which end with a separator.
+    Counted are all lines, blank lines, and "open" lines, which end with a separator, so that their
+    last cell is empty.
 
     Args:
         path: the file.
@@ -59,27 +60,29 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         has_quotes |= b'"' in block
         is_ended = block.endswith(b"\n")
 
-        # A block has whole lines only; ``_NEWLINE`` and ``_RETURN`` are the bytes \n and \r.
-        # Place of the last byte of each line: before \n, or before \r\n. Numpy finds all places
-        # in two passes over the bytes; bytes.count(b"\t\n") and the like would take four.
-        codes = np.frombuffer(block if is_ended else block + b"\n", np.uint8)
-        newlines = np.flatnonzero(codes == _NEWLINE)
-        last = newlines - 1
+        # A block has whole lines. Let every line end in \n, and count the ends \r\n.
+        lines = block if is_ended else block + b"\n"
         if b"\r" in block:
-            num_returns += block.count(b"\r")
-            last -= codes[last] == _RETURN  # one place further back
+            lines = lines.replace(b"\r\n", b"\n")
+            num_returns += len(block) - len(lines) + (not is_ended)
+            if b"\r" in lines:
+                return None
 
-        # An empty line has no last byte: the place before its end is the newline of the line before
-        # or, in the first line of a block, -1.
-        num_lines += len(newlines)
-        num_blank += np.count_nonzero(last[1:] == newlines[:-1]) + int(last[0] < 0)
-        num_open += np.count_nonzero(codes[last] == ord(separator))
+        # Look at the byte before each line end: in an empty line that is the end of the line before
+        # it. A line end in front of the block gives the first line such a byte, too.
+        codes = np.frombuffer(b"\n" + lines, np.uint8)
+        line_ends = np.flatnonzero(codes == _NEWLINE)[1:]
+        last_bytes = codes[line_ends - 1]
+        num_lines += len(line_ends)
+        num_blank += np.count_nonzero(last_bytes == _NEWLINE)
+        num_open += np.count_nonzero(last_bytes == ord(separator))
 
     # Either no line ends in \r\n, or all do; the last line of a file may have no end at all.
     if num_returns not in (0, num_lines if is_ended else num_lines - 1):
         return None
-    num_blank -= num_skipped - 1  # those before the line that names the columns
-    return TextForm(num_skipped, num_lines - num_skipped, num_blank, num_open, has_quotes)
+    # Of the skipped lines, all but the last, which names the columns, are blank.
+    num_blank_rows = num_blank - (num_skipped - 1)
+    return TextForm(num_skipped, num_lines - num_skipped, num_blank_rows, num_open, has_quotes)
 
 
 def _iterate_blocks(path: Path) -> Iterator[bytes]:
