@@ -213,7 +213,7 @@ def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) 
     part = prepare(config, dataset=shared.make_dataset(config))
     assert part.loaders["test"] is None and not (part.dataset.part == TEST).any()
     assert len(part.dataset.log) == (whole.dataset.part != TEST).sum()
-    assert not shared.template.log.fields and not shared.template.config
+    assert not shared.dataset.config
     for phase in ("train", "valid"):
         one, two = whole.loaders[phase]._dataset, part.loaders[phase]._dataset
         assert len(one) == len(two)

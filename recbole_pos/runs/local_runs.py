@@ -6,7 +6,6 @@ imports the package once, and every run is a fork of it. ``cluster.RayRuns`` has
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 import pickle
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import numpy as np
+import joblib
 import torch
 
 from recbole_pos.distributed import keep_working_directory_out
@@ -58,7 +57,7 @@ def start_server() -> None:
         return
     from multiprocessing import forkserver  # Windows has none, and trains on Ray
 
-    forkserver.set_forkserver_preload(["recbole_pos.runs.worker"])  # what the server imports
+    forkserver.set_forkserver_preload([__name__])  # what the server imports
     with keep_working_directory_out():
         forkserver.ensure_running()
 
@@ -180,35 +179,22 @@ class LocalRun:
 
 
 class MappedData:
-    """A :class:`SharedData` whose columns lie in files, which all processes map into memory.
+    """A :class:`SharedData` in a file, whose arrays all processes map into memory.
+
+    Processes that map the same file share its memory, so that the arrays are there only once.
 
     Attributes:
-        template: the data without their columns.
-        files: name of a column -> its file.
+        file: the file, which joblib writes and reads.
     """
 
     def __init__(self, data: SharedData, folder: Path) -> None:
-        """Write the columns of a dataset into a folder, a file each, and keep the rest in memory.
-
-        Processes that map the same file into memory share it, and hold it once.
-
-        Args:
-            data: the dataset, with its columns (user, item, time, ...) as numpy arrays.
-            folder: the folder, which may have the columns of other datasets as well.
-        """
-        self.template = copy.copy(data)
-        self.template.columns = {}
-        self.files: dict[str, Path] = {}
-        for name, column in data.columns.items():
-            # The id tells files of this dataset from those of others in the folder.
-            self.files[name] = folder / f"{id(self)}-{len(self.files)}.npy"
-            np.save(self.files[name], column)
+        """Write the data into a folder, which may have files of other datasets as well."""
+        self.file = folder / f"{id(self)}.joblib"
+        joblib.dump(data, self.file)
 
     def make_dataset(self, config: Any) -> Any:
-        """Return the dataset for the configuration of a run; it reads the mapped columns."""
-        # ``mmap_mode``: the file is mapped into memory, not copied, and cannot be written to.
-        data = copy.copy(self.template)
-        data.columns = {name: np.load(file, mmap_mode="r") for name, file in self.files.items()}
+        """Return the dataset for the configuration of a run; its columns cannot be written to."""
+        data = joblib.load(self.file, mmap_mode="r")
         return data.make_dataset(config)
 
 

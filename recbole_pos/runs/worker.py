@@ -80,52 +80,49 @@ def count_runs(machines: Sequence[Mapping[str, float]], resources: Resources) ->
 
 
 class SharedData:
-    """A prepared dataset as plain arrays, which Ray's object store keeps once per machine.
+    """A prepared dataset whose columns are numpy arrays, which Ray keeps once per machine.
 
     Arrays are mapped into every process on the machine that reads them; tensors would be copied.
     Test interactions are cut out unless they are needed: a trial of a search cannot read what it
     does not have.
 
     Attributes:
-        columns: field -> array of all interactions.
-        template: the dataset without these arrays.
+        dataset: the dataset. Its interactions have numpy arrays in place of tensors.
     """
 
     def __init__(self, dataset: Dataset, includes_test: bool = False) -> None:
-        """Divide a dataset into the columns of its interactions, and all the rest (the template).
-
-        The columns are large, and kept once for all processes of a machine; the template is small,
-        and copied into every process.
+        """Make a copy of a dataset with arrays in place of tensors.
 
         Args:
-            dataset: the dataset with its split.
+            dataset: the dataset with its split, which stays as it is.
             includes_test: whether test interactions are kept.
         """
-        # Work on a copy, since the caller goes on using the dataset.
-        template = copy.copy(dataset) if includes_test else dataset.without_test()
-        template.identity = dataset.identity  # a hash of the columns, so computed before they go
-
-        # Separate the columns from the rest.
-        split = template.split
-        self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
-        template.split = replace(split, log=replace(split.log, fields={}))
-        template.config = {}  # large to copy; make_dataset puts in the configuration of a run
-        self.template = template
+        reduced = copy.copy(dataset) if includes_test else dataset.without_test()
+        reduced.identity = dataset.identity  # a hash of the tensors, so computed before they go
+        reduced.config = {}  # large to copy; make_dataset puts in the configuration of a run
+        arrays = {name: column.numpy() for name, column in reduced.split.log.fields.items()}
+        self.dataset = _replace_columns(reduced, arrays)
 
     def make_dataset(self, config: Any) -> Dataset:
-        """Return the dataset for the configuration of a run, with the shared columns put back.
+        """Return the dataset for the configuration of a run, with tensors of the shared arrays.
 
-        The columns are not copied, and so must not be written to.
+        The arrays are not copied, and so must not be written to.
 
         Args:
             config: configuration of the run. Options of the model may differ from those of the
                 dataset, options of the data may not.
         """
-        dataset = copy.copy(self.template)
-        # wrap_read_only makes tensors of the arrays; for_config puts the configuration in.
-        fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
-        dataset.split = replace(dataset.split, log=replace(dataset.split.log, fields=fields))
-        return dataset.for_config(config)
+        arrays = self.dataset.split.log.fields
+        tensors = {name: wrap_read_only(array) for name, array in arrays.items()}
+        return _replace_columns(self.dataset, tensors).for_config(config)
+
+
+def _replace_columns(dataset: Dataset, columns: Mapping[str, Any]) -> Dataset:
+    """Return a copy of a dataset with other columns of its interactions, by field."""
+    copied = copy.copy(dataset)
+    log = replace(dataset.split.log, fields=columns)
+    copied.split = replace(dataset.split, log=log)
+    return copied
 
 
 def train_run(
