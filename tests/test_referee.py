@@ -272,6 +272,16 @@ def test_own_lists_come_back_as_the_own_table(
         write_lists(run, tmp_path / "lists.txt")
 
 
+def test_lists_have_all_items_of_a_small_catalogue_unless_more_are_asked_for(
+    trained: Any, tmp_path: Path
+) -> None:
+    run = trained("Pop", mask_history=True, **SPLITS["by time"])
+    lists = pd.read_csv(write_lists(run, tmp_path / "lists.csv"))
+    assert lists["rank"].max() == 40
+    with pytest.raises(UsageError, match="100 is more than the 40 items"):
+        write_lists(run, tmp_path / "lists.csv", k=100)
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "no user": (lambda f: f.rename(columns={"user_id": "who"}), "found the columns who, item_id"),
     "matrix": (lambda f: np.zeros((3, 40)), r"ndarray of shape \(3, 40\)"),

@@ -426,7 +426,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     "lists",
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
-    option("-k N", "items of a list (100)", default=100),
+    option("-k N", "items of a list (100, or all items if there are fewer)"),
     _PART,
     *_DATA_PATH_AND_PLUGINS,
 )

@@ -17,8 +17,9 @@ from recbole_pos.experiment.evaluation import EVENT, ITEMS
 from recbole_pos.experiment.run import load
 from recbole_pos.files import atomic_write
 from recbole_pos.referee.predictions import SPLIT_COLUMN
-from recbole_pos.referee.requests import make_requests
+from recbole_pos.referee.requests import make_requests, read_run_data
 
+_LENGTH = 100  # items of a list by default
 _SUFFIXES = (".parquet", ".csv", ".run", ".trec", ".json")
 # Of RecBole's metrics, one that makes the evaluation keep the best items of each target.
 _KEEPS_ITEMS = "ItemCoverage"
@@ -27,7 +28,7 @@ _KEEPS_ITEMS = "ItemCoverage"
 def write_lists(
     run_dir: str | Path,
     file: str | Path,
-    k: int = 100,
+    k: int | None = None,
     part: str = "test",
     data_path: str | Path | None = None,
 ) -> Path:
@@ -39,7 +40,7 @@ def write_lists(
     Args:
         run_dir: the folder of a run.
         file: path of a .parquet, .csv, .run, .trec or .json file.
-        k: items of a list.
+        k: items of a list, see :func:`compute_lists`.
         part: test or valid.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
@@ -47,35 +48,40 @@ def write_lists(
         The path of the file.
 
     Raises:
-        UsageError: if the suffix of the file is none of these.
+        UsageError: if the suffix of the file is none of these, or ``k`` is more than there are
+            items.
     """
     file = Path(file)
-    # atomic_write opens a file that gets its name when the block has ended. The suffixes .run and
-    # .trec are both of a TREC run.
     if file.suffix not in _SUFFIXES:
         raise UsageError(f"{file}: expected a name that ends in {', '.join(_SUFFIXES)}")
+    lists = compute_lists(run_dir, k, part, data_path)
+
+    # Readers of ranx and TREC runs sort by scores: the first of K items gets K, the last one 1.
+    scores = lists["rank"].max() + 1 - lists["rank"]
+    # atomic_write opens a file that gets its name when the block has ended.
     with atomic_write(file, text=file.suffix != ".parquet") as unfinished:
-        lists = compute_lists(run_dir, k, part, data_path)
         if file.suffix == ".parquet":
             lists.to_parquet(unfinished, index=False)
         elif file.suffix == ".csv":
             lists.to_csv(unfinished, index=False)
         elif file.suffix == ".json":
-            # A ranx run, {request: {item: score}}, in which the first of K items has the score K.
+            # a ranx run, {request: {item: score}}
             run: dict[str, dict[str, float]] = {}
-            for row in lists.itertuples():
-                run.setdefault(str(row.request), {})[str(row.item)] = float(k + 1 - row.rank)
+            for request, item, score in zip(lists["request"], lists["item"], scores, strict=True):
+                run.setdefault(request, {})[item] = float(score)
             json.dump(run, unfinished)
-        else:
-            # A TREC run. Its readers sort by scores, so the first of K items has the score K.
-            for row in lists.itertuples():
-                score = k + 1 - row.rank
-                unfinished.write(f"{row.request} Q0 {row.item} {row.rank} {score} recbole-pos\n")
+        else:  # .run or .trec, which are both of a TREC run
+            trec = lists.assign(q0="Q0", score=scores, tag="recbole-pos")
+            columns = ["request", "q0", "item", "rank", "score", "tag"]
+            trec.to_csv(unfinished, columns=columns, sep=" ", header=False, index=False)
     return file
 
 
 def compute_lists(
-    run_dir: str | Path, k: int = 100, part: str = "test", data_path: str | Path | None = None
+    run_dir: str | Path,
+    k: int | None = None,
+    part: str = "test",
+    data_path: str | Path | None = None,
 ) -> pd.DataFrame:
     """Return the best items of a run for each request, as :func:`write_lists` writes them.
 
@@ -83,7 +89,7 @@ def compute_lists(
 
     Args:
         run_dir: the folder of the run.
-        k: items of a list.
+        k: items of a list. By default 100, or all items of a dataset that has fewer.
         part: test or valid.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
@@ -91,6 +97,10 @@ def compute_lists(
         A row for each request and item: request and item (text), rank (from 1), and split, the
         digest of the requests.
     """
+    if k is None:
+        num_items = read_run_data(run_dir, data_path).item_num - 1  # without the id of padding
+        k = min(_LENGTH, num_items)
+
     # Only a metric that needs the best items, such as ItemCoverage (_KEEPS_ITEMS), makes the
     # evaluation keep them. Its value is not used.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}

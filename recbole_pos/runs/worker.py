@@ -112,12 +112,12 @@ class SharedData:
             config: configuration of the run. Options of the model may differ from those of the
                 dataset, options of the data may not.
         """
-        arrays = self.dataset.split.log.fields
+        arrays: dict[str, Any] = self.dataset.split.log.fields
         tensors = {name: wrap_read_only(array) for name, array in arrays.items()}
         return _replace_columns(self.dataset, tensors).for_config(config)
 
 
-def _replace_columns(dataset: Dataset, columns: Mapping[str, Any]) -> Dataset:
+def _replace_columns(dataset: Dataset, columns: dict[str, Any]) -> Dataset:
     """Return a copy of a dataset with other columns of its interactions, by field."""
     copied = copy.copy(dataset)
     log = replace(dataset.split.log, fields=columns)

@@ -78,9 +78,9 @@ class Column:
         example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where earlier
         blocks had the names [blue, owl], since all names are [blue, owl, red] now.
         """
-        # Arrow gives all names codes by their first appearance: first those that were merged before,
-        # whose codes do not change, then those of each block. ``codes`` has one for each name of
-        # these lists, one list after the other.
+        # Arrow gives all names codes by their first appearance. First are those that were merged
+        # before, whose codes do not change, then those of each block. ``codes`` has one for each
+        # name of these lists, one list after the other.
         name_lists = [self.names, *(names for _, names in self.unmerged)]
         encoded = pa.chunked_array(name_lists).dictionary_encode().combine_chunks()
         codes = encoded.indices.to_numpy()
