@@ -6,6 +6,7 @@ interactions, and a ``Builder`` makes a field of every other column of the files
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -163,7 +164,7 @@ class InteractionTable:
         rows: [interactions] int64 row of each in the source.
         user, item: [interactions] names of the user and the item of each.
         seconds: [interactions] float64 time of each in seconds since 1970.
-        forms: form of times -> number of rows.
+        forms: form in which times are written, such as ``ISO dates`` -> number of rows.
         dropped: reason -> rows of the source that cannot be used.
     """
 
@@ -286,13 +287,20 @@ def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
 class Builder:
     """Makes the tables of a dataset (interactions, items, users), and reports every column.
 
-    A column of a file becomes a field of one of these tables.
+    A column of a file becomes a field of one of these tables. The constructor makes the fields of
+    user, item and time, :meth:`add_file` and :meth:`add_columns` the others, and :meth:`finish`
+    returns the tables.
 
     Attributes:
-        field_names: names of all fields.
+        source: the table that holds the interactions.
+        interactions: user, item and time of each interaction that is kept.
+        roles: role (user, item, time) -> name of its column.
+        overrides: option (type, table or rename) -> column -> what the user sets for it.
+        args: arguments of the command ``convert``.
+        report: has an entry for each column.
+        tables: table (inter, item, user) -> field -> its cells; of the time, seconds.
         fields: role -> name of its field.
-        entities: role -> all items or users.
-        tables: table -> field -> cells (of the time: seconds); see :meth:`finish`.
+        entities: ``item`` and ``user`` -> all items or users, numbered from 0.
     """
 
     def __init__(
@@ -304,38 +312,27 @@ class Builder:
         args: ConvertArguments,
         report: Report,
     ) -> None:
-        """Begin the tables with the fields of user, item and time.
-
-        Args:
-            source: the table that holds the interactions.
-            interactions: user, item and time of each interaction that is kept.
-            roles: role (user, item, time) -> name of its column.
-            overrides: option (type, table or rename) -> column -> what the user sets for it.
-            args: arguments of the command ``convert``.
-            report: gets an entry for each column.
-        """
+        """Begin the tables with the fields of user, item and time; see the class for arguments."""
         self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.args, self.report = overrides, args, report
-
-        # Fields with a role are called user_id, item_id and timestamp, unless `rename` says else.
-        self.field_names: set[str] = set()
-        self.fields = {role: self._name_field(roles[role], name) for role, name in _FIELDS.items()}
-        self.entities: dict[str, EntityIndex] = {}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
+        self.fields: dict[str, str] = {}
+        self.entities: dict[str, EntityIndex] = {}
 
-        # `as_kind` keeps the cells and sets their type: names are tokens. `EntityIndex` numbers all
-        # items (users). Their table has a row for each of them, and its first field is the name.
+        # Users and items: their names are a field of the interactions, and the first field of their
+        # own table, which has a row for each user or item in the order in which they first occur.
         for role, cells in (("user", interactions.user), ("item", interactions.item)):
-            field = self.fields[role]
-            self._add(roles[role], source, "inter", cells.as_kind("token"), field)
-            self.entities[role] = EntityIndex(cells)
+            names = cells.as_kind("token")
+            field = self._add(roles[role], source, "inter", names, default=_FIELDS[role])
+            self.fields[role], self.entities[role] = field, EntityIndex(names)
             self.tables[role][field] = self.entities[role].cells
 
-        # The time is not held as cells, since nearly every value is another.
-        self.tables["inter"][self.fields["time"]] = interactions.seconds
-        time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
-        time.different = len(np.unique(interactions.seconds))
-        time.notes = [*interactions.forms]
+        # The time, which is not held as cells, since nearly every value is another.
+        field = self.fields["time"] = self._name_field(roles["time"], default=_FIELDS["time"])
+        self.tables["inter"][field] = interactions.seconds
+        num_times = len(np.unique(interactions.seconds))
+        time = Column(roles["time"], source.path.name, field, "float", "inter", num_times)
+        time.notes = [*interactions.forms]  # such as "ISO dates"
         report.columns.append(time)
 
     def _name_field(self, column: str, default: str = "") -> str:
@@ -358,12 +355,9 @@ class Builder:
         if _RESERVED.fullmatch(base.lower()) or base[0].isdigit():
             base = f"column_{base}"
 
-        name, number = base, 1
-        while name in self.field_names:
-            number += 1
-            name = f"{base}_{number}"
-        self.field_names.add(name)
-        return name
+        taken = {field for table in self.tables.values() for field in table}
+        numbered = (f"{base}_{number}" for number in itertools.count(2))
+        return next(name for name in itertools.chain([base], numbered) if name not in taken)
 
     @property
     def has_time(self) -> bool:
@@ -505,9 +499,7 @@ class Builder:
             first = first.as_kind(first.kind, f"{note}, first {places}")
         self._add(column, source, table, first)
 
-    def _add(
-        self, column: str, source: Source, table: str, cells: Cells, field: str | None = None
-    ) -> None:
+    def _add(self, column: str, source: Source, table: str, cells: Cells, default: str = "") -> str:
         """Add cells as a field of a table, and report the column.
 
         A field of no use to a model, such as an empty one, is written, but runs do not load it.
@@ -516,21 +508,22 @@ class Builder:
             column, source: name of the column, and its file.
             table: ``inter`` (interactions), ``item`` or ``user``.
             cells: [rows of the table] the values, as codes of the different ones; 0 is empty.
-            field: name of the field; None to make one of that of the column.
-        """
-        field = field or self._name_field(column)
-        self.tables[table][field] = cells
+            default: name for a field with a role (user or item); empty for others.
 
-        # Say in the report where the column went, and how many different values it has.
+        Returns:
+            Name of the field.
+        """
+        field = self._name_field(column, default)
+        self.tables[table][field] = cells
         reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
-        reported.missing = int((cells.codes == 0).sum())
+        num_filled = int(np.count_nonzero(cells.codes))
+        reported.missing = len(cells.codes) - num_filled
         reported.notes = list(cells.notes)
         self.report.columns.append(reported)
 
         # A column that is empty, or in which nearly every row has another value, such as a title,
         # teaches a model nothing: more than _UNIQUE_SHARE (90%) of at least _UNIQUE_ROWS (100)
         # rows. Names of users and items are loaded in any case.
-        num_filled = int(np.count_nonzero(cells.codes))
         is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
         reason = "nearly every one is another" if is_unique and cells.kind == "token" else ""
         if not num_filled:
@@ -538,6 +531,7 @@ class Builder:
         if reason and column not in self.roles.values():
             reported.loaded = False
             reported.notes.append(f"written, not loaded: {reason}")
+        return field
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
         """Return the tables to write, and which of their fields a run loads by default.

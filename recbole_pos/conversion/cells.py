@@ -14,10 +14,16 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.times import convert_ticks, read_times
+from recbole_pos.data.atomic_files import is_list_type
 from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, shown
 
+# Types of Arrow that are converted to text.
+_TEXT_TYPES = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_boolean, pa.types.is_null, pa.types.is_decimal),
+)
 INNER = "\x1f"  # control character between the names of a sequence, until they are written
 # Names of columns whose numbers are names (tokens), such as user_id, and not amounts.
 _ID = re.compile(r"(^|_)(id|ids|code|zip|zipcode|postcode|sku|isbn|asin|ean|upc|gtin|phone)$")
@@ -49,42 +55,52 @@ class Cells:
     notes: tuple[str, ...] = ()
 
     @property
+    def texts(self) -> pa.Array:
+        """[different cells] the different texts, of code 1 and so on: ``values`` without the first.
+
+        The first of ``values`` is empty and stands for missing cells.
+        """
+        return self.values[1:]
+
+    @property
     def different(self) -> int:
-        """Number of different values."""
-        return len(self.values) - 1
+        """Number of different texts."""
+        return len(self.texts)
 
     def __getitem__(self, rows: np.ndarray) -> Cells:
         """Return the cells of some rows."""
         return replace(self, codes=self.codes[rows])
 
+    def count(self, is_counted: pa.Array) -> int:
+        """Return how many cells hold one of those ``texts`` for which a mask is true.
+
+        Args:
+            is_counted: [different cells] bool.
+        """
+        counted_codes = 1 + np.flatnonzero(is_counted)
+        return int(np.isin(self.codes, counted_codes).sum())
+
     def as_kind(self, kind: str, *notes: str) -> Cells:
         """Return the same cells with a kind and further notes; empty notes are left out."""
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
-    def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
+    def recode(self, new_texts: pa.Array, kind: str, *notes: str) -> Cells:
         """Return the cells with other texts; cells whose text becomes the same get one code.
 
-        The codes [0, 1, 2, 3] of the values ["", "1.0", "1", "NA"] become [0, 1, 1, 0] for the new
-        texts ["1", "1", ""].
+        For example, cells with the codes [0, 1, 2, 3] of the values ["", "1.0", "1", "NA"] get the
+        codes [0, 1, 1, 0] of the values ["", "1"] by the new texts ["1", "1", ""].
 
         Args:
-            values: [different cells] new text of each value but the first, which stands for missing
-                cells. An empty text makes its cells missing.
+            new_texts: [different cells] what replaces each of ``texts``. An empty text makes its
+                cells missing.
             kind: type of field of the new cells.
             notes: what to report about the column; empty notes are left out.
         """
-        # Encode the new texts, with an empty one first (of code 0, which ``values`` lacks), and
-        # number those that are not empty from 1.
-        encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
-        is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
-        new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)
-        texts = encoded.dictionary.filter(pa.array(~is_empty))
-        new_by_old = new_codes[encoded.indices.to_numpy()]  # old code -> new code
-        cells = replace(
-            self,
-            codes=new_by_old[self.codes],
-            values=pa.concat_arrays([pa.array([""]), texts]),
-        )
+        # Arrow numbers texts as they appear, so an empty one in front has the number 0. Old code i
+        # then has the new code ``new_codes[i]``.
+        encoded = pa.concat_arrays([pa.array([""]), new_texts]).dictionary_encode()
+        new_codes = encoded.indices.to_numpy()
+        cells = replace(self, codes=new_codes[self.codes], values=encoded.dictionary)
         return cells.as_kind(kind, *notes)
 
 
@@ -106,30 +122,33 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     Whole numbers and times stay as they are. So do types that cannot be converted: they are refused
     if the column is used (:func:`encode`).
     """
+    # Take apart what holds values of another type: extensions, and dictionaries except of text.
     types = pa.types
     if isinstance(column.type, pa.BaseExtensionType):
         column = _read_extension(column)
-    with suppress(pa.ArrowException):  # a type that cannot be converted stays
-        if types.is_dictionary(column.type):
-            if types.is_string(column.type.value_type):
-                return column.cast(pa.dictionary(pa.int32(), pa.string()))
-            column = column.cast(column.type.value_type)  # numbers and such in a dictionary
-        dtype = column.type
-        if types.is_decimal(dtype):  # databases have ids as 1034.00: cut off zeros after the point
-            text = column.cast(pa.string())
-            column = pc.replace_substring_regex(text, r"\.0*$|(\.\d*[1-9])0+$", r"\1")
-            return column.dictionary_encode()
-        is_text = "string" in str(dtype) and not types.is_nested(dtype)  # string_view as well
-        if is_text or types.is_boolean(dtype) or types.is_null(dtype):
-            return column.cast(pa.string()).dictionary_encode()
-        if types.is_floating(dtype):
-            return column.cast(pa.float64())
-        if types.is_date(dtype):
-            return column.cast(pa.timestamp("s"))
-        if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
-            is_float = types.is_floating(dtype.value_type)
-            return column.cast(pa.large_list(pa.float64() if is_float else pa.string()))
-    return column
+    if types.is_dictionary(column.type) and not types.is_string(column.type.value_type):
+        with suppress(pa.ArrowException):  # such as intervals of pandas, which stay
+            column = column.cast(column.type.value_type)
+
+    # Choose the type to convert to.
+    new_type = dtype = column.type
+    if types.is_dictionary(dtype):
+        new_type = pa.dictionary(pa.int32(), pa.string())
+    elif any(has_type(dtype) for has_type in _TEXT_TYPES):
+        new_type = pa.string()
+    elif types.is_floating(dtype):
+        new_type = pa.float64()
+    elif types.is_date(dtype):
+        new_type = pa.timestamp("s")
+    elif is_list_type(dtype):
+        is_float = types.is_floating(dtype.value_type)
+        new_type = pa.large_list(pa.float64() if is_float else pa.string())
+
+    with suppress(pa.ArrowException):  # such as a list of lists, which stays
+        column = column.cast(new_type)
+    if types.is_decimal(dtype) and dtype.scale > 0:  # databases write the id 1034 as 1034.00
+        column = pc.utf8_rtrim(pc.utf8_rtrim(column, "0"), ".")
+    return column.dictionary_encode() if types.is_string(column.type) else column
 
 
 def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -166,7 +185,7 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     Raises:
         UsageError: if the column has another type of Arrow.
     """
-    # Turn times and lists into numbers and text.
+    # Turn times and lists into numbers and text, which Arrow can number.
     kind = time_note = ""
     dtype, types = column.type, pa.types
     is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
@@ -179,27 +198,20 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     elif not (is_text or types.is_integer(dtype) or types.is_floating(dtype)):
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
 
-    # Number the different values from 1, so that 0 is left for missing cells, and get their texts.
+    # Number the different values from 1, as 0 is the code of missing cells, and get their texts.
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     values = encoded.dictionary
     is_float = types.is_floating(values.type)
-    text = format_numbers(values) if is_float else values.cast(pa.string()).fill_null("")
+    texts = format_numbers(values) if is_float else values.cast(pa.string()).fill_null("")
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
+    cells = Cells(codes, pa.concat_arrays([pa.array([""]), texts]))
 
-    # Count the cells that hold a word for a missing value, such as NaN, for a note. ``is_word``
-    # says for each code whether its text is such a word; false for code 0, that of empty cells.
-    is_missing = pc.is_in(text, pa.array([word for word in (*MISSING, *missing) if word]))
-    is_word = np.append(False, is_missing.to_numpy(zero_copy_only=False))
-    num_cells = is_word[codes].sum()
-    examples = ", ".join(map(repr, text.filter(is_missing).to_pylist()[:4]))
-    missing_note = f"{num_cells:,} cells {examples} read as missing" if examples else ""
-
-    # Replace these words by empty texts: ``recode`` gives their cells the code 0. It also gives
-    # equal texts one code: 0.0 and -0.0 are both 0, and a frame's dictionary may repeat a text.
-    # Cells begin with an empty text for code 0; ``recode`` puts it first itself, so it gets only
-    # the texts of the codes from 1.
-    cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]))
-    return cells.recode(pc.if_else(is_missing, "", text), kind, time_note, missing_note)
+    # Replace words for a missing value by empty texts, and note how many cells had one. ``recode``
+    # also gives one code to values of the same text, as 0.0 and -0.0 are both "0".
+    is_missing = pc.is_in(texts, pa.array([word for word in (*MISSING, *missing) if word]))
+    examples = ", ".join(map(repr, texts.filter(is_missing).to_pylist()[:4]))
+    note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
+    return cells.recode(pc.if_else(is_missing, "", texts), kind, time_note, note)
 
 
 def _join_lists(chunk: Any) -> pa.Array:
@@ -256,7 +268,7 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     Raises:
         UsageError: if a list of numbers has one that is missing or not finite.
     """
-    values = cells.values[1:]  # the different texts, without the empty one
+    values = cells.texts
     # The kind of lists and times is known from their type.
     if cells.kind == "float_seq":
         _require_finite(cells, f"column {shown(column)}")
@@ -299,7 +311,7 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
     ``as_kind`` keeps the cells and only sets the kind; ``recode`` gives them other texts as well.
 
     Args:
-        cells: the cells of the column, as codes of their different texts (``values``).
+        cells: the cells of the column, as codes of their different ``texts``.
         kind: ``token`` (a name), ``float``, or a sequence of these: ``token_seq``, ``float_seq``.
             The values of a sequence are separated by pipes, blanks or commas in a cell of text.
         column: name of the column, for messages.
@@ -309,23 +321,22 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
         UsageError: if there is no such kind, or a value is not a number where it must be.
     """
     check_choice(f"type: {column}", kind, KINDS)
-    values = cells.values[1:]
     if kind == "token":
         return cells.as_kind(kind)
     if kind == "float":
-        numbers = read_numbers(values, decimal)
+        numbers = read_numbers(cells.texts, decimal)
         if np.isnan(numbers).any():
-            wrong = _describe_wrong(values, np.isnan(numbers))
+            wrong = _describe_wrong(cells.texts, np.isnan(numbers))
             raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence. All cells of text are split by the same separator: by pipes if any cell has one,
-    # else by blanks if any has one, else by commas.
+    # A sequence, unless the column has lists already. All cells of text are split by the same
+    # separator: by pipes if any cell has one, else by blanks if any has one, else by commas.
     if not cells.kind.endswith("_seq"):
-        found = [mark for mark in _SEQUENCE_SEPARATORS if _any_match(values, mark)]
+        found = [mark for mark in _SEQUENCE_SEPARATORS if _any_match(cells.texts, mark)]
         separator = found[0] if found else ","
-        parts = pc.replace_substring_regex(values, rf"\s*{separator}\s*", INNER)
-        cells = cells.recode(parts, kind)
+        texts = pc.replace_substring_regex(cells.texts, rf"\s*{separator}\s*", INNER)
+        cells = cells.recode(texts, kind)
     if kind == "float_seq":
         _require_finite(cells, f"type: {column}=float_seq")
     return cells.as_kind(kind)
@@ -339,8 +350,7 @@ def _require_finite(cells: Cells, name: str) -> None:
             separates the numbers in a text.
         name: the column or option, with which the message begins.
     """
-    texts = cells.values.filter(pc.not_equal(cells.values, ""))
-    values = pc.split_pattern(texts, INNER).flatten()
+    values = pc.split_pattern(cells.texts, INNER).flatten()
     wrong = values.filter(pa.array(~np.isfinite(read_numbers(values, decimal="."))))
     if len(wrong):
         raise UsageError(
@@ -356,27 +366,23 @@ def read_ids(cells: Cells) -> Cells:
     decimals, such as 1.5, they are not ids but versions or the like, and nothing is changed.
 
     Args:
-        cells: the cells, as codes of their different texts (``values``).
+        cells: the cells, as codes of their different ``texts``.
     """
-    values = cells.values[1:]  # the different texts, without the empty one
-    # If no value ends in .0, or another has decimals, there is nothing to change.
-    is_float = pc.match_substring_regex(values, r"^-?\d+\.0$")
-    has_decimals = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), is_float)
+    # If no text ends in .0, or another has decimals, there is nothing to change.
+    is_float = pc.match_substring_regex(cells.texts, r"^-?\d+\.0$")
+    has_decimals = pc.and_not(pc.match_substring_regex(cells.texts, r"^-?\d+\.\d"), is_float)
     if not pc.any(is_float).as_py() or pc.any(has_decimals).as_py():
         return cells
 
     # Cut off the two characters ".0", and note how many cells that concerns.
-    text = pc.if_else(is_float, pc.utf8_slice_codeunits(values, 0, -2), values)
-    example = values.filter(is_float)[0].as_py()
-    # ``is_changed`` says it for each code; false for code 0, that of empty cells.
-    is_changed = np.append(False, is_float.to_numpy(zero_copy_only=False))
-    num_cells = int(is_changed[cells.codes].sum())
-    note = f"{num_cells:,} cells such as {example} read as {example[:-2]}"
-    return cells.recode(text, cells.kind, note)
+    texts = pc.if_else(is_float, pc.utf8_slice_codeunits(cells.texts, 0, -2), cells.texts)
+    example = cells.texts.filter(is_float)[0].as_py()
+    note = f"{cells.count(is_float):,} cells such as {example} read as {example[:-2]}"
+    return cells.recode(texts, cells.kind, note)
 
 
 def _any_match(values: pa.Array, regex: str) -> bool:
-    # Whether the pattern occurs in any of the texts.
+    """Return whether a pattern occurs in any of some texts."""
     return bool(pc.any(pc.match_substring_regex(values, regex)).as_py())
 
 

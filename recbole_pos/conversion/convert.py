@@ -6,7 +6,6 @@ folder as an object, which :meth:`Dataset.from_frame` makes of a frame.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -195,14 +194,15 @@ def _make_options(
     Returns:
         Name of an option -> value, as in the yaml file of a run.
     """
-    # Relations: what AttrFormer, a model, compares two interactions by. These are all attributes of
-    # names with two or more values (of lists, at most _MAX_LISTS, as it keeps their pairs), the
-    # time and the position. Columns of numbers are of no such kind, and so have the limit 0.
+    # The model AttrFormer relates two interactions by what they have in common: names in a field
+    # other than user and item, the time, the position. A field of one name says nothing; of lists
+    # it can have at most _MAX_LISTS different ones, since the model keeps all pairs of them.
     relations = []
     for column in report.columns:
+        has_names = column.kind == "token"
+        has_lists = column.kind == "token_seq" and column.different <= _MAX_LISTS
         is_attribute = column.loaded and column.column not in builder.roles.values()
-        max_different = {"token": math.inf, "token_seq": _MAX_LISTS}.get(column.kind, 0)
-        if is_attribute and 1 < column.different <= max_different:
+        if is_attribute and (has_names or has_lists) and column.different > 1:
             relations.append({"field": column.field})
     if builder.has_time:
         relations.append({"field": "time"})

@@ -89,33 +89,34 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray], unused: str = "") -> Lines:
-        """Count the rows of a file that were read, kept, and dropped for each reason.
+        """Count what was read of a file, and what of it was dropped for each reason.
 
-        A line that is no row at all, such as one with too few cells, is broken; a row that lacks
-        what the dataset needs, such as a user, is dropped. Both count as dropped.
+        Two things are dropped: a broken line, which is no row at all, such as one with too few
+        cells; and a row that lacks what the dataset needs, such as a user.
 
         Args:
-            source: the rows that were read, and the broken lines, which are dropped, too.
+            source: the rows that were read (``table``), and the broken lines with their faults.
             dropped: reason -> [n] numbers of the rows of ``source.table`` dropped for it.
-            unused: the reason of rows that are right but not needed, such as "item without an
-                interaction"; they count as dropped, but not as lost. Empty if there is none.
+            unused: one of these reasons, of rows that are right but not needed, such as "item
+                without an interaction"; they do not count as lost. Empty if there is none.
         """
-        # Collect the places of broken lines by reason; empty lines are a reason of their own.
+        # Broken lines have one reason, and empty lines one of their own. Say each line's fault.
         places_by_reason: dict[str, list[str]] = {}
         for place, fault in source.broken_lines:
             reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
             places_by_reason.setdefault(reason, []).append(f"{place} ({fault})")
+        reasons: dict[str, dict[str, Any]] = {
+            reason: {"lines": len(places), "first": places[:MAX_LISTED]}
+            for reason, places in places_by_reason.items()
+        }
 
-        # Count lines and rows of each reason, and name the first places. A reason may have both:
-        # a line of nothing but separators is a row, and counts as an empty line, too.
-        reasons: dict[str, dict[str, Any]] = {}
-        for reason in dict.fromkeys((*places_by_reason, *dropped)):  # each reason once, in order
-            places = places_by_reason.get(reason, [])
-            rows = dropped.get(reason, np.empty(0, np.int64))
-            first = places[:MAX_LISTED] + source.locate_rows(rows[:MAX_LISTED])
-            if first:
-                number = len(places) + len(rows)
-                reasons[reason] = {"lines": number, "first": first[:MAX_LISTED]}
+        # Dropped rows. A row of nothing but separators counts as an empty line, too.
+        for reason, rows in dropped.items():
+            if len(rows):
+                entry = reasons.setdefault(reason, {"lines": 0, "first": []})
+                entry["lines"] += len(rows)
+                places = [*entry["first"], *source.locate_rows(rows[:MAX_LISTED])]
+                entry["first"] = places[:MAX_LISTED]
 
         read = source.table.num_rows + len(source.broken_lines)
         kept = read - sum(entry["lines"] for entry in reasons.values())
