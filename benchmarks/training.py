@@ -53,7 +53,7 @@ def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any]
         loss: function of a batch that returns its loss.
     """
     # The watch raises an error at a loss that is not finite, which names the number of the step.
-    watch, numbers = LossWatch(trainer.model, 0, trainer.learning_rate), itertools.count()
+    watch, numbers = LossWatch(0, trainer.learning_rate), itertools.count()
     return lambda batch: trainer._step(loss, batch, watch, next(numbers))
 
 

@@ -15,7 +15,7 @@ from conftest import SMALL, small
 import recbole_pos
 from recbole_pos.errors import RunWarning, TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.diagnosis import LossWatch, explain_loss
+from recbole_pos.experiment.diagnosis import LossWatch
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
 
@@ -189,13 +189,10 @@ def test_a_metric_may_be_better_when_smaller(experiment) -> None:
 def test_a_loss_or_score_that_is_not_finite_is_an_error(
     experiment, tiny, tmp_path, monkeypatch
 ) -> None:
-    """A loss says where and why; so does a field that is not finite, and a score."""
+    """A loss says where and why, and so does a score."""
     with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
         run(tiny, tmp_path / "run", learning_rate=1e12, learner="sgd")
     made = experiment("PosSASRec", epochs=1)
-    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    object.__setattr__(batch, "times", torch.full((3,), torch.nan))
-    assert "the data: times" in explain_loss(batch, made.model, 1e-3)
     monkeypatch.setattr(made.trainer, "evaluate", lambda *_, **__: {"ndcg@10": float("nan")})
     with pytest.raises(TrainingError, match="ndcg@10 is nan"):
         fit(made)
@@ -208,7 +205,7 @@ def test_the_loss_of_an_epoch_is_a_mean_over_targets(experiment, monkeypatch) ->
 
     def step(_: Any, batch: Any, watch: LossWatch, number: int) -> None:
         seen.append((len(batch), float(len(seen))))
-        watch.add(seen[-1][1], number, batch, len(batch))
+        watch.add(seen[-1][1], number, len(batch))
 
     monkeypatch.setattr(made.trainer, "_step", step)
     loader = made.trainer.training_loader(made.loaders["train"])

@@ -23,7 +23,7 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import MODELS
 from recbole_pos.position.schemes import SCHEMES
 
-LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
+LATE = 4  # steps between computing a loss on a GPU and reading it
 _MIN_CHANGE = 1e-5  # relative change of states; rounding changes them less
 
 
@@ -107,72 +107,46 @@ def looks_ahead(model: Any) -> float:
 
     Returns:
         The largest change of a state in the older halves, divided by the largest state. It is 0, up
-        to rounding, for a causal model, and 0 for a model that samples in evaluation mode.
+        to rounding, for a causal model.
     """
-    # Two histories of 12 and 9 interactions. Of each interaction, ``batch.row`` is its history, and
-    # ``batch.index`` its number in there. ``is_later`` marks those in the newer halves. Items have
-    # the ids 1 to n_items - 1, as 0 is padding.
+    # Two histories of 12 and 9 interactions, of random items with ids from 1 (0 is padding), and
+    # random hours between them. ``batch.row`` is the history of each of the 21 interactions, and
+    # ``batch.index`` its place in there.
     max_length = min(12, model.max_seq_length)
-    device = model.item_embedding.weight.device
     lengths = torch.tensor([max_length, max(max_length - 3, 1)])
+    num_interactions = int(lengths.sum())
     generator = torch.Generator().manual_seed(0)
-    items = torch.randint(1, model.n_items, (int(lengths.sum()),), generator=generator)
-    hours = torch.rand(len(items), generator=generator, dtype=torch.float64).cumsum(0)
+    shape = 2, num_interactions
+    items, other_items = torch.randint(1, model.n_items, shape, generator=generator)
+    gaps = torch.rand(num_interactions, generator=generator, dtype=torch.float64)
+    hours = gaps.cumsum(0)
     batch = SequenceBatch.from_lengths(items, lengths, model.max_seq_length)
-    is_later = batch.index >= (lengths // 2).clamp(min=1)[batch.row]
+
+    # The same histories with other items, 30 hours later, in their newer halves.
+    is_newer = batch.index >= (lengths // 2).clamp(min=1)[batch.row]
+    changed_items = torch.where(is_newer, other_items, items)
+    changed_hours = torch.where(is_newer, hours + 30, hours)
+
+    device = model.item_embedding.weight.device
 
     def encode(items: Tensor, hours: Tensor) -> Tensor:
         """Return states [m, d] of m interactions, hours counted from some day in 2017."""
-        moved = replace(batch, items=items, times=1.5e9 + 3600 * hours).to(device)
-        return model.encode(moved).cpu()
+        torch.manual_seed(0)  # a model that samples does so alike in both calls
+        changed = replace(batch, items=items, times=1.5e9 + 3600 * hours).to(device)
+        return model.encode(changed).cpu()
 
-    # Encode the histories twice, then with other items (each id plus 1, and 1 after the last) and
-    # 30 hours later in the newer halves.
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             states = encode(items, hours)
-            repeated_states = encode(items, hours)
-            other_items = torch.where(is_later, items % (model.n_items - 1) + 1, items)
-            changed_states = encode(other_items, hours + 30 * is_later)
+            changed_states = encode(changed_items, changed_hours)
     finally:
         model.train(was_training)
 
-    # States that differ without any change are random, so that nothing can be said.
-    if not torch.equal(states, repeated_states):
-        return 0.0
     # All states may be 0, where weights start at 0; then the divisor is the smallest number.
     largest = states.abs().max().clamp(min=torch.finfo(states.dtype).tiny)
-    return float((states - changed_states)[~is_later].abs().max() / largest)
-
-
-def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
-    """Explain why a loss is not finite: because of the data, of the weights, or of this step.
-
-    Args:
-        batch: the batch of that loss, a :class:`SequenceBatch` or RecBole's Interaction.
-        model: the model, with its weights before the step.
-        learning_rate: the learning rate, for the message.
-
-    Returns:
-        A sentence with the likely cause, and what to do.
-    """
-    # First the data: all tensors of the batch, by name. Then the weights. Else it was this step.
-    columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
-    for name, column in columns.items():
-        if isinstance(column, Tensor) and not column.double().isfinite().all():
-            return f"the data: {name} holds values that are not finite"
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            return (
-                f"an earlier step made weights not finite, such as {name}; learning_rate "
-                f"{learning_rate} may be too high, or set clip_grad_norm: {{max_norm: 1.0}}"
-            )
-    return (
-        "weights and data are finite, so the forward pass overflowed; lower learning_rate "
-        f"(now {learning_rate}); on a GPU precision: fp32 may suffice"
-    )
+    return float((states - changed_states)[~is_newer].abs().max() / largest)
 
 
 class LossWatch:
@@ -182,25 +156,23 @@ class LossWatch:
     complete; a loss on the CPU is read at once.
 
     Args:
-        model: the model that is trained.
         epoch: number of the epoch, for the message about a loss that is not finite.
         learning_rate: the learning rate, for that message.
     """
 
-    def __init__(self, model: nn.Module, epoch: int, learning_rate: float) -> None:
-        self.model, self.epoch, self.learning_rate = model, epoch, learning_rate
+    def __init__(self, epoch: int, learning_rate: float) -> None:
+        self.epoch, self.learning_rate = epoch, learning_rate
         self.total_loss = 0.0
         self.num_targets = 0
-        # of each step: loss, CUDA event after its copy, step, batch, number of targets
-        self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
+        # of each step: loss, CUDA event after its copy, step, number of targets
+        self._unread: deque[tuple[Tensor | float, Any, int, int]] = deque()
 
-    def add(self, loss: Tensor | float, step: int, batch: Any, num_targets: int) -> None:
+    def add(self, loss: Tensor | float, step: int, num_targets: int) -> None:
         """Add the loss of a step, before its gradient is made.
 
         Args:
             loss: the mean over the targets of the step: a number, or a scalar on any device.
             step: number of the step in its epoch.
-            batch: the batch, kept until the loss is read, for a message.
             num_targets: number of targets, by which the loss counts in the mean of the epoch.
 
         Raises:
@@ -217,7 +189,7 @@ class LossWatch:
             if is_cuda:
                 copied = torch.cuda.Event()
                 copied.record()
-        self._unread.append((loss, copied, step, batch, num_targets))
+        self._unread.append((loss, copied, step, num_targets))
         self._read_all_but(num_unread)
 
     def compute_mean(self) -> float:
@@ -228,17 +200,18 @@ class LossWatch:
     def _read_all_but(self, num_unread: int) -> None:
         """Read the losses of all steps but the newest ``num_unread``, and add them to the total.
 
-        A loss that is not finite raises a TrainingError, with its likely cause.
+        A loss that is not finite raises a TrainingError, which says what may help.
         """
         while len(self._unread) > num_unread:
-            loss, copied, step, batch, num_targets = self._unread.popleft()
+            loss, copied, step, num_targets = self._unread.popleft()
             if copied is not None:  # the event after the copy of a loss that was on a GPU
                 copied.synchronize()
             value = float(loss)
             if not math.isfinite(value):
-                cause = explain_loss(batch, self.model, self.learning_rate)
                 raise TrainingError(
-                    f"loss is {value} in epoch {self.epoch}, batch {step}. Likely cause: {cause}"
+                    f"loss is {value} in epoch {self.epoch}, batch {step}: learning_rate "
+                    f"{self.learning_rate} may be too high, or set clip_grad_norm: {{max_norm: "
+                    "1.0}; in half precision, precision: fp32 may suffice"
                 )
             self.total_loss += value * num_targets
             self.num_targets += num_targets

@@ -319,7 +319,7 @@ class PosTrainer(EvaluatingTrainer):
             loss_func = self.shared_loss
 
         # All steps. The watch adds up their losses, and stops at one that is not finite.
-        watch = LossWatch(self.model, epoch_idx, self.learning_rate)
+        watch = LossWatch(epoch_idx, self.learning_rate)
         reporter = self.reporter or Reporter(enabled=False)
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
@@ -413,7 +413,7 @@ class PosTrainer(EvaluatingTrainer):
         if not self.shard.is_alone:
             loss = loss * self.shard.weight
             reported_loss = distributed.sum_over_processes(loss)
-        self._watch_loss(reported_loss, batch, watch, step)
+        self._watch_loss(reported_loss, self._count_targets(batch), watch, step)
 
         # In fp16 the scaler multiplies the loss so that small gradients do not become 0, and
         # divides gradients again before they are clipped. In other precisions it does nothing.
@@ -444,12 +444,12 @@ class PosTrainer(EvaluatingTrainer):
             )
         return loss
 
-    def _watch_loss(self, loss: Any, batch: Any, watch: LossWatch, step: int) -> None:
+    def _watch_loss(self, loss: Any, num_targets: int, watch: LossWatch, step: int) -> None:
         """Add the loss of a step to those of the epoch, and keep a bad one out of the weights.
 
         Args:
             loss: the mean over the targets of the batch, a scalar.
-            batch: the batch.
+            num_targets: number of these targets.
             watch: raises an error if the loss is not finite: of a loss on the CPU at once, of one
                 on a GPU some steps later, since reading it now would wait for the GPU.
             step: number of the step in its epoch, for that error.
@@ -460,7 +460,7 @@ class PosTrainer(EvaluatingTrainer):
             self.optimizer.found_inf = (~loss.isfinite()).any().float()
         else:
             loss = float(loss)  # waits for the loss
-        watch.add(loss, step, batch, self._count_targets(batch))
+        watch.add(loss, step, num_targets)
 
     def keep_item_gradient(self) -> AbstractContextManager[KeptGradient | None]:
         """Keep the gradient of a large item table between steps, in a ``with`` block.

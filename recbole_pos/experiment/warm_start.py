@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +25,6 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import find_difference, require_vocabulary
 from recbole_pos.experiment.folder import RunFolder, is_unfinished
-from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
 
@@ -158,35 +156,36 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     runs of other models are refused.
 
     Args:
-        earlier: configuration of the earlier run.
+        earlier: options of the earlier run.
         config: configuration of this run.
         option: init_from or update_from, the option that named the earlier run. An updated model
             must be of the same class, too.
     """
-    # Only models of the plugin, and custom ones with its base and schemes, can start from a run.
-    if not starts_from_runs(str(earlier["model"])):
-        raise UsageError(f"{option}: its run is of {earlier['model']}, not a plugin model")
+    model = str(earlier["model"])
+    if not starts_from_runs(model):  # true of the plugin's models, and of custom ones on its base
+        raise UsageError(f"{option}: its run is of {model}, not a plugin model")
 
-    # All schemes of the run must be there still; ``nope`` stands for none.
-    present = scheme_names(earlier["position"]) if "position" in earlier else []
-    current = scheme_names(config["position"]) if present else []
-    if missing := set(present) - {*current, "nope"}:
+    # The position schemes of the earlier run must be there still. Not all models have the option
+    # ``position``; the name ``nope`` in it stands for no scheme.
+    position = earlier.get("position", ["nope"])
+    present = [name for name in scheme_names(position) if name != "nope"]
+    missing = [name for name in present if name not in scheme_names(config["position"])]
+    if missing:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
 
-    # Options that shape the model: its own of the role MODEL (not those of training), those of its
-    # schemes, and some that all models have. SIDE_FEATURES are options that name attributes of
-    # items, users or interactions that the model embeds.
-    keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
-    schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
-    keys.update(*(scheme.options for scheme in schemes))
-    keys |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
+    # The options that must be equal: some that shape all models (SIDE_FEATURES name the attributes
+    # of items, users and interactions that a model embeds), those of this model that are not of
+    # training (role MODEL), and those of its schemes.
+    common = ["dataset", "MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES]
     if option == "update_from":
-        keys.add("model")
-    for key in ("dataset", *sorted(keys)):
-        value = earlier.get(key)
-        if value != config[key]:
+        common.append("model")
+    of_model = [name for name in own_defaults(model) if find_option(name).role == MODEL]
+    of_schemes = [name for scheme in present for name in SCHEMES[scheme].options]
+    for name in dict.fromkeys([*common, *of_model, *of_schemes]):
+        if earlier.get(name) != config[name]:
             raise UsageError(
-                f"{option}: its run was trained with {key}: {value}, this run has {config[key]}"
+                f"{option}: its run was trained with {name}: {earlier.get(name)}, this run has "
+                f"{config[name]}"
             )
 
 
@@ -218,9 +217,7 @@ def require_updatable(path: str | Path) -> RunFolder:
 def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     """Give a model the weights of an earlier run on the same data, which have grown since.
 
-    Items that the run knew have the same ids, and new ones follow them, so a weight of the run is
-    the first part of the same weight of the model, such as its first rows. The other rows keep
-    their random start or, with the option ``new_items``, begin as means over similar items.
+    With the option ``new_items``, items that are new since then begin as means over similar items.
 
     Args:
         model: the new model, changed in place.
@@ -230,7 +227,7 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     Raises:
         UsageError: if the run does not fit, or interactions that it had are missing now.
     """
-    # The run, its weights, and the names that these belong to.
+    # The run, its weights, and the names of users and items that these belong to.
     source = require_updatable(config["update_from"])
     _require_same_function(source.read_config(), config, "update_from")
     state, weights = _read_best(source)
@@ -238,22 +235,12 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     assert vocabulary is not None  # checked by require_updatable
     require_vocabulary(state, vocabulary, source.checkpoint)
     _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
+    _copy_known_weights(weights, model, source)
 
-    # Views of the first part of each new weight, as large as the weight of the run: of a new weight
-    # [120, 64] and an old one [100, 64] the first 100 rows. What is copied there is in the model.
-    known_parts = model.state_dict()
-    for name, weight in weights.items():
-        if name in known_parts and known_parts[name].dim() == weight.dim():
-            first_part = tuple(slice(size) for size in weight.shape)
-            known_parts[name] = known_parts[name][first_part]
-    _require_fit(weights, known_parts, f"update_from: {source.path}")
-    for name, known_part in known_parts.items():
-        known_part.copy_(weights[name])
-
-    # New items. Padding is counted among the known ones.
+    # Say how many items are new, when the training begins. Padding is one of the known ones.
     num_known = len(vocabulary.tokens[config["ITEM_ID_FIELD"]])
     num_new = dataset.item_num - num_known
-    if num_new > 0:  # ``notices`` are logged when the training begins
+    if num_new > 0:
         model.notices.append(
             f"update_from: new items since {source.path.name} was trained: {num_new:,}"
         )
@@ -268,6 +255,28 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         tokens = read_item_attribute(dataset, config["new_items"])  # [items, s] ids, 0 for none
         with torch.no_grad():
             fill_new_items(model.item_embedding.weight, num_known, tokens)
+
+
+def _copy_known_weights(weights: dict[str, Tensor], model: nn.Module, source: RunFolder) -> None:
+    """Copy the weights of an earlier run into the first parts of those of a model.
+
+    Items that the run knew have the same ids, and new ones follow them. So the vectors of items,
+    [100, 64] in the run, are the first 100 rows of [120, 64] in the model, whose other rows stay.
+
+    Args:
+        weights: weights of the run by name.
+        model: the new model, changed in place.
+        source: folder of the run, for the message if its model is of another architecture.
+    """
+    # Of each weight of the model a view of the part that the run has, or the whole weight if the
+    # run has no such weight, which is refused. What is copied into a view is in the model.
+    parts = model.state_dict()
+    for name, weight in weights.items():
+        if name in parts and parts[name].dim() == weight.dim():
+            parts[name] = parts[name][tuple(slice(size) for size in weight.shape)]
+    _require_fit(weights, parts, f"update_from: {source.path}")
+    for name, part in parts.items():
+        part.copy_(weights[name])
 
 
 def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: RunFolder) -> None:
@@ -309,23 +318,23 @@ def fill_new_items(vectors: Tensor, num_known: int, tokens: Tensor) -> None:
         num_known: number of known items, which come first.
         tokens: [items, s] tokens of each item, 0 for none.
     """
-    # has_token: sparse [items, tokens], 1 where an item has a token, also if it has it twice.
+    # A pair for each token of each item, also if the item has it twice.
     item, slot = tokens.nonzero(as_tuple=True)
-    token = tokens[item, slot].numpy()
-    shape = (len(tokens), int(tokens.max()) + 1)
-    has_token = sp.csr_matrix((np.ones(len(item)), (item.numpy(), token)), shape)
-    has_token.data[:] = 1
+    pairs = torch.stack((item, tokens[item, slot])).unique(dim=1).to(vectors.device)
+    item, token = pairs
+    is_known = item < num_known
 
     # Mean vector of the known items of each token, [tokens, d]; 0 for tokens without known items.
-    known_has_token = has_token[:num_known]
-    num_known_items = np.asarray(known_has_token.sum(0)).ravel()  # [tokens]
-    known_sums = known_has_token.T @ vectors[:num_known].numpy()
-    token_means = known_sums / num_known_items.clip(1)[:, None]
+    num_tokens = int(tokens.max()) + 1
+    known_counts = torch.bincount(token[is_known], minlength=num_tokens)
+    sums = vectors.new_zeros(num_tokens, vectors.size(1), dtype=torch.float64)
+    sums.index_add_(0, token[is_known], vectors[item[is_known]].double())
+    token_means = sums / known_counts.clamp(min=1)[:, None]
 
-    # Mean over the tokens of each new item, of tokens that known items have, [new items, d].
-    new_has_token = has_token[num_known:].multiply(num_known_items > 0).tocsr()
-    num_known_tokens = np.asarray(new_has_token.sum(1)).ravel()  # [new items]
-    new_means = new_has_token @ token_means / num_known_tokens.clip(1)[:, None]
-
-    has_mean = torch.from_numpy(num_known_tokens > 0)
-    vectors[num_known:][has_mean] = torch.from_numpy(new_means).to(vectors)[has_mean]
+    # Mean over the tokens of each new item, of tokens that known items have, [items, d].
+    is_used = ~is_known & (known_counts[token] > 0)
+    used_counts = torch.bincount(item[is_used], minlength=len(vectors))
+    sums = torch.zeros_like(vectors, dtype=torch.float64)
+    sums.index_add_(0, item[is_used], token_means[token[is_used]])
+    has_mean = used_counts > 0
+    vectors[has_mean] = (sums[has_mean] / used_counts[has_mean, None]).to(vectors)
