@@ -59,10 +59,10 @@ def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
 
 def shown(value: Any) -> str:
     """Return a value as a message shows it: its ``repr``, in one line, cut off if it is long."""
-    return short(" ".join(repr(_to_python(value)).splitlines()))
+    return short(" ".join(repr(to_python(value)).splitlines()))
 
 
-def _to_python(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return a scalar of numpy or torch as a number or text of Python; other values as they are."""
     return value.item() if getattr(value, "shape", None) == () else value
 
@@ -147,7 +147,7 @@ def read_names(names: Any, key: str) -> list[str]:
 
     A name may be text, a whole number, a UUID, or a float such as 3.0, which pandas makes of whole
     numbers in a column that has empty cells. ``7`` and ``[7]`` both become ``["7"]``. Numbers of
-    numpy and torch count as Python's (``_to_python``).
+    numpy and torch count as Python's (``to_python``).
 
     Args:
         names: one name, or an iterable of names such as a list, an array or a pandas Series.
@@ -156,12 +156,13 @@ def read_names(names: Any, key: str) -> list[str]:
     Raises:
         UsageError: for anything else, such as a dict, a table or bytes.
     """
-    names = _to_python(names)
+    names = to_python(names)
 
-    # Bytes, dicts and tables can be iterated over, but what comes out are no names. So they are
-    # taken for one name, which is refused below.
-    is_one_name = isinstance(names, (str, int)) or not isinstance(names, Iterable)
-    if is_one_name or isinstance(names, (bytes, Mapping)) or hasattr(names, "columns"):
+    # A dict or a table could be iterated over, but its keys or columns are no names: it is taken
+    # for one name, which is refused below. So is a value that is one name, or none at all.
+    if isinstance(names, (str, Mapping)) or hasattr(names, "columns"):
+        names = [names]
+    elif not isinstance(names, Iterable):
         names = [names]
 
     found = []
@@ -169,7 +170,7 @@ def read_names(names: Any, key: str) -> list[str]:
         if type(name) is str:  # the usual case, made fast since a request may name all items
             found.append(name)
             continue
-        plain = _to_python(name)
+        plain = to_python(name)
         if isinstance(plain, UUID):
             plain = str(plain)
         if isinstance(plain, float) and plain.is_integer():

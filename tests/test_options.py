@@ -113,7 +113,7 @@ def test_types(type_name: str, allowed: list[Any], refused: list[Any]) -> None:
         ("FPARec", {"metrics": ["AUC"]}, "metrics: unknown 'AUC'"),
         # several together
         ("BPR", {"train_neg_sample_args": None}, "needs them"),
-        ("SASRec", {"train_neg_sample_args": {"sample_num": 2}}, "sample items set loss_type: BPR"),
+        ("SASRec", {"train_neg_sample_args": {"sample_num": 2}}, "should be None"),
         ("SASRec", {"hidden_size": 10, "n_heads": 4}, "multiple of n_heads"),
         # forms of their own
         ("SASRec", {"user_inter_num_interval": "text"}, "such as [3,inf)"),

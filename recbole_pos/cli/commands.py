@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,16 @@ _AT_TIME = option(
 def _convert(args: argparse.Namespace) -> None:
     """Make a dataset of a csv, tsv, json lines or parquet file.
 
-    One row is one interaction; text may be .gz, and a file a folder of them. What is guessed is
-    shown before anything is written; what becomes of every row is reported, and kept in
-    convert.json.
+    One row is one interaction. A text file may be compressed (.gz); in place of a file there may be
+    a folder of files of one kind. What is guessed is shown before anything is written; what becomes
+    of every row is reported, and kept in convert.json.
     """
     from recbole_pos.conversion.convert import convert
 
-    # read_settings takes those arguments of the command that are fields of the class.
-    convert(args.events, settings=read_settings(args, arguments.ConvertArguments))
+    # The options of the command are the fields of ConvertArguments; read_settings returns the
+    # values that the user gave, and the defaults of the others, as an object of this class.
+    settings = read_settings(args, arguments.ConvertArguments)
+    convert(args.events, settings=settings)
 
 
 @Command.register(
@@ -98,7 +101,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Every key of the configuration can be given as --key value or --key=value; values are read as
     yaml. `run -m MODEL --help` lists the keys that a model reads.
     """
-    # The help of the command, with the options of the model if one is named.
+    # ``run --help`` prints the arguments of the command and, if a model is named, its options.
     if args.help:
         args.parser.print_help()
         if args.model:
@@ -108,21 +111,22 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         return
 
     # Print what will run before torch and RecBole are imported: this takes seconds, in which the
-    # user would see nothing. Of several processes that train together, only the first prints.
+    # user would see nothing. Of several processes that train together, only the first prints;
+    # torchrun tells each its number in RANK.
     from recbole_pos.reporter import Reporter
 
     settings = read_settings(args, arguments.RunArguments)
-    is_first_process = os.environ.get("RANK", "0") == "0"  # torchrun sets it
-    # ``task`` is what the first line says: "FPARec on ml-100k", or the folder that is resumed.
-    task = " on ".join(name for name in (args.model, args.dataset) if name)
-    if settings.resume is not None:
-        task = f"resumes {settings.resume}"
-    if is_first_process and not settings.as_json:
-        text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
-        Reporter(settings.verbose).line(text)
+    if os.environ.get("RANK", "0") == "0" and not settings.as_json:
+        if settings.resume is not None:
+            task = f"resumes {settings.resume}"
+        else:  # "FPARec on ml-100k", as far as the command names them
+            names = [name for name in (args.model, args.dataset) if name]
+            task = " on ".join(names) or "the model of the files"
+        Reporter(settings.verbose).line(f"recbole-pos {__version__}: {task}")
 
     from recbole_pos.experiment.run import run
 
+    # ``overrides`` has the options that are given as --key value, by key.
     run(args.model, args.dataset, args.config_files, overrides, settings=settings)
 
 
@@ -142,14 +146,14 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.tuning import tune
 
-    # A search to resume takes its options from its folder. Only the modules with custom models may
-    # be named again; they are imported here, so that they do not count as a changed option.
+    # ``overrides`` has the options that are given as --key value. A search that is resumed takes
+    # all options from its folder, and refuses others. But the modules with custom models may be
+    # named again: they are imported here, and taken out of the options.
     if args.resume is not None:
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
-    # ``settings`` say how to search, and ``overrides`` has the options given as --key value.
-    settings = read_settings(args, arguments.SearchArguments)
+    settings = read_settings(args, arguments.SearchArguments)  # how to search
     tune(args.model, args.dataset, args.space, args.config_files, overrides, settings=settings)
 
 
@@ -463,18 +467,19 @@ def _lists(args: argparse.Namespace) -> None:
 def _recommend(args: argparse.Namespace) -> None:
     """Write what a trained model recommends, to users or to any history, into a file.
 
-    These are the items with the highest scores after all interactions of a user, held-out and later
-    ones included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
-    [...], "at": ...} or parquet (a file or folder) with such columns.
+    For each user these are the items with the highest scores after all interactions of the user,
+    held-out and later ones included, best first. With --histories it answers given histories
+    instead: a file of json lines {"id": ..., "items": [...], "times": [...], "at": ...}, or parquet
+    (a file or folder) with such columns.
     """
     from recbole_pos.serve.parts import recommend_to_files
     from recbole_pos.serve.recommend import ListOptions
 
-    # Arguments of the command and fields of ListOptions have the same names.
-    names = "run_dir histories k exclude_seen items exclude data_path at item_vectors because"
-    options = ListOptions(**{name: getattr(args, name) for name in names.split()})
+    # ListOptions say what to recommend; its fields are called as arguments of the command. Its
+    # index is made of the settings, which say how many files and processes there are.
+    names = [field.name for field in fields(ListOptions) if field.name != "index"]
+    options = ListOptions(**{name: getattr(args, name) for name in names})
     settings = read_settings(args, arguments.PartArguments)
-    # ``settings`` say whether one file or many parts are written, and by how many processes.
     recommend_to_files(settings, options, args.out, args.users)
 
 

@@ -11,9 +11,11 @@ import ast
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -85,10 +87,10 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
         UsageError: if there is no such model.
     """
     from recbole_pos.config.options import find_option
-    from recbole_pos.config.plugins import import_named, take_model
+    from recbole_pos.config.plugins import import_named, register_class
 
     # Import the modules of the user, one of which may have the class of the model.
-    take_model(model, import_named(overrides.get("plugins")))
+    register_class(model, import_named(overrides.get("plugins")))
     if model not in models.list_runnable():
         raise UsageError(models.explain_unknown(model))
 
@@ -133,7 +135,7 @@ def list_datasets(data_path: str) -> None:
 
 
 def print_dataset(name: str) -> None:
-    """Print what is known of a public dataset, and the command that builds it.
+    """Print what is known of a public dataset, as yaml, and the command that builds it.
 
     Args:
         name: name of the dataset; a UsageError names the known ones if it is none of them.
@@ -141,18 +143,9 @@ def print_dataset(name: str) -> None:
     from recbole_pos.public.described import find_public_dataset
 
     dataset = find_public_dataset(name)
-    counts = ", ".join(f"{count:,} {key}" for key, count in dataset.counts.items())
-    print(f"{dataset.title}: {counts or 'not known'}")
-    print(f"source:  {dataset.source}")
-    print(f"licence: {dataset.licence}")
-    if dataset.note:
-        print(f"note:    {dataset.note}")
-    print(f"papers:  {', '.join(dataset.papers)}")
-    print(f"files:   {', '.join(dataset.files)}")
-    for file, md5 in dataset.md5.items():
-        print(f"md5:     {md5}  {file}")
-    print(f"build:   recbole-pos data build {dataset.name} {' '.join(dataset.files)}")
-    print(f"yaml:    {dataset.yaml}")
+    print(yaml.safe_dump(asdict(dataset), sort_keys=False), end="")
+    print(f"options: {dataset.yaml}")
+    print(f"build: recbole-pos data build {dataset.name} {' '.join(dataset.files)}")
 
 
 # --- models and schemes ---

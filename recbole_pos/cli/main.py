@@ -147,13 +147,6 @@ def _run_command(words: list[str]) -> None:
     if unknown:
         _refuse_unknown(unknown, command_parser or parser)
 
-    # As in RecBole, one word may name several config files, with blanks between them. A word that
-    # is the path of a file stays whole, since a path may have blanks.
-    if getattr(args, "config_files", None) is not None:
-        given, args.config_files = args.config_files, []
-        for word in given:
-            args.config_files += [word] if os.path.exists(word) else word.split()
-
     # Import modules with custom models, for commands that have --plugins as an argument.
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named

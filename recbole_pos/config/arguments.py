@@ -7,9 +7,10 @@ The command line is made of these fields (``cli/parser.py``), and :func:`recbole
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, fields, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
+
+from recbole_pos.values import to_python
 
 
 def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
@@ -182,18 +183,14 @@ class ServeArguments(IndexArguments):
     histories_only: bool = _arg(False, "answer given histories only; reads no dataset if possible")
 
 
-Settings = TypeVar(
-    "Settings",
-    bound=Reporting | ClusterArguments | ConvertArguments | PartArguments | ServeArguments,
-)
+Settings = TypeVar("Settings", bound=Any)  # one of the dataclasses above
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     """Split the keyword arguments of a call into fields of a settings object and everything else.
 
     Users give both in one call: ``recbole_pos.run(..., nproc=2, hidden_size=64)`` gives settings
-    with ``nproc=2`` and the options ``{"hidden_size": 64}``. Numbers of numpy become Python's in
-    the settings, which are written as json.
+    with ``nproc=2`` and the options ``{"hidden_size": 64}``.
 
     Args:
         default: a settings object, such as ``RunArguments()``.
@@ -204,15 +201,9 @@ def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Setting
         The other keywords, which are options of the configuration.
     """
     names = {field.name for field in fields(default)}
-    settings: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    for name, value in keywords.items():
-        if name not in names:
-            options[name] = value
-        elif isinstance(value, Real) and hasattr(value, "item"):  # a number of numpy
-            settings[name] = value.item()
-        else:
-            settings[name] = value
+    # to_python: numbers of numpy become Python's, since settings are written as json
+    settings = {name: to_python(value) for name, value in keywords.items() if name in names}
+    options = {name: value for name, value in keywords.items() if name not in names}
     return replace(default, **settings), options
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 from recbole.evaluator import metric_types
-from recbole.utils import EvaluatorType, InputType, ModelType
+from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.options import Option, find_inner
@@ -145,61 +145,47 @@ def check_together(config: dict[str, Any], model: str) -> None:
         config: option -> value, of all options of the run.
         model: name of its model.
     """
-    # What other functions check, each raising a UsageError: metrics, heads and sizes, the files of
-    # parts that the user has split, and what is done with interactions of the same time.
     _check_metrics(config)
     check_sizes(config, model)
-    if config["benchmark_filename"] is not None:
-        check_given_parts(config["benchmark_filename"], config["eval_args"]["split"])
-    read_ties(config["eval_args"]["ties"])
+    _check_data(config)
 
-    # The losses that this model may have; and, as words for a message, how to have negatives (items
-    # to contrast with the target) sampled. ``is_ours`` says that the model extends the base class
-    # of this package, as custom ones may; such a model takes any of LOSSES, this package's losses.
-    is_ours = is_on_our_base(model)
-    losses = LOSSES if is_ours else ("CE", "BPR")
-    sampled = "sampled_softmax and negatives" if is_ours else "BPR"
-    loss = config.get("loss_type", "CE")
-    sampling = config["train_neg_sample_args"]
-    # CE compares the target with all items. RecBole's models of single interactions, which are not
-    # SEQUENTIAL, never do that, whatever ``loss_type`` says.
-    is_over_all_items = (
-        config.get("loss_type") == "CE" and config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    )
+    # Models on the base class of this package, custom ones too, take each of its losses (LOSSES).
+    losses = LOSSES if is_on_our_base(model) else ("CE", "BPR")
+    check_choice("loss_type", config.get("loss_type", "CE"), losses)
+
+    if config["lr_scheduler"] == "step" and not config["lr_decay_step"]:
+        raise UsageError("lr_scheduler: step needs lr_decay_step, the epochs between two steps")
+    if config["update_from"] and config["init_from"]:
+        raise UsageError("init_from and update_from: weights come from one run; leave one out")
+
+
+def _check_data(config: dict[str, Any]) -> None:
+    """Raise a UsageError if options on the split and its targets contradict each other.
+
+    Args:
+        config: option -> value, of all options of the run.
+    """
+    eval_args = config["eval_args"]
+    if config["benchmark_filename"] is not None:  # files of parts that the user has split
+        check_given_parts(config["benchmark_filename"], eval_args["split"])
+    read_ties(eval_args["ties"])  # raises for a value that it cannot read
 
     # ``mode`` says which items are ranked, for validation and test together or each by its own.
-    mode = config["eval_args"]["mode"]
+    mode = eval_args["mode"]
     modes = set(mode.values()) if isinstance(mode, dict) else {mode}
+    if modes != {"full"}:
+        raise UsageError(
+            f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}"
+        )
+
     # RecBole's name of a column of examples that were cut before: a list of items in each row.
     list_field = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
-
-    # A message -> whether it is to be given; the first such message is raised.
-    problems = {
-        "init_from and update_from: weights come from one run; leave one out": (
-            config["update_from"] and config["init_from"]
-        ),
-        f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}": (
-            modes != {"full"}
-        ),
-        f"loss_type: {shown(loss)} is not one of {', '.join(losses)} for this model": (
-            loss not in losses
-        ),
-        f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
-        f"with all items; leave it out, or to sample items set loss_type: {sampled}": (
-            is_over_all_items and sampling is not None
-        ),
-        "lr_scheduler: step needs lr_decay_step, the epochs between two steps": (
-            config["lr_scheduler"] == "step" and not config["lr_decay_step"]
-        ),
-        f"alias_of_item_id: names {shown(list_field)}, and examples that were cut elsewhere are "
-        "not read: give the files an interaction a row (user, item and time), and the split by "
-        "eval_args, or a file of interactions for each part by benchmark_filename": (
-            list_field in (config["alias_of_item_id"] or ())
-        ),
-    }
-    for message, is_wrong in problems.items():
-        if is_wrong:
-            raise UsageError(message)
+    if list_field in (config["alias_of_item_id"] or ()):
+        raise UsageError(
+            f"alias_of_item_id: names {shown(list_field)}, and examples that were cut elsewhere "
+            "are not read: give the files an interaction a row (user, item and time), and the "
+            "split by eval_args, or a file of interactions for each part by benchmark_filename"
+        )
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
@@ -224,26 +210,25 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
     """Raise a UsageError if the option ``train_neg_sample_args`` does not suit the loss.
 
     By this option RecBole samples negatives: items that the user did not choose, with which the
-    target is compared. A loss of RecBole's that compares pairs, such as BPR, needs them. A loss of
-    this package that draws its own negatives must not get RecBole's, which it would not use.
+    target is compared. A loss that compares pairs of items, such as RecBole's BPR, needs them. A
+    loss in PARTIAL_LOSSES, such as this package's ``SCE``, chooses the items to compare with
+    itself, and must not be given RecBole's, which it would not use.
 
     Args:
         config: option -> value, of all options of the run. ``MODEL_INPUT_TYPE``, which RecBole
-            derives from model and loss, says whether the loss compares pairs.
+            derives from model and loss, says whether the model compares pairs.
         model: name of the model, for messages.
     """
-    recbole_samples = config["train_neg_sample_args"]["distribution"] != "none"
+    are_sampled = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
-    is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-
-    # LOSSES are those of this package; of them, PARTIAL_LOSSES choose the items that they score.
-    # Under CE, which compares with all items, check_together has refused the option already.
-    if loss in PARTIAL_LOSSES and recbole_samples:
+    if loss in PARTIAL_LOSSES and are_sampled:
         how_many = "; negatives says how many" if "negatives" in config else ""
         raise UsageError(
             f"train_neg_sample_args: {loss} chooses items itself{how_many}; leave it out"
         )
-    if is_pairwise and loss not in LOSSES and not recbole_samples:
+    # CE compares with all items, also in RecBole's models that compare pairs under another loss.
+    is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE and loss != "CE"
+    if is_pairwise and not are_sampled:
         raise UsageError(
             f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
             "example {distribution: uniform, sample_num: 1}"

@@ -63,13 +63,21 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """Type, length, choices and bounds for a message, such as ``list of int, 1 to 8``."""
-        text = self.type.removesuffix(" or none").replace("interval", "interval such as [3,inf)")
+        """What a value must be, for a message: type, length, choices or bounds.
+
+        The row of ``adam_betas`` gives ``list of float (2 of them), 0 to below 1``. A value that
+        may be left empty has a type such as ``int or none``, of which ``int`` is said.
+        """
+        text = self.type.removesuffix(" or none")
+        if "interval" in text:
+            text += " such as [3,inf)"
         if self.length:
             text += f" ({self.length} of them)"
-        if self.allowed:  # the choices or the bounds, in words
+        if self.allowed:  # the property above: choices or bounds, in words
             text += f", {self.allowed}"
-        return text + ", not empty" if self.nonempty else text
+        if self.nonempty:
+            text += ", not empty"
+        return text
 
 
 def _format_bound(bound: int | float | str) -> str:

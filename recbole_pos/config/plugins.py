@@ -45,16 +45,19 @@ def allow(plugins: Any) -> None:
 
 
 def import_named(plugins: Any) -> list[str]:
-    """Import the modules that a command names with ``--plugins``, also from the working directory.
+    """Import the modules that the user's own command names with ``--plugins``.
+
+    Since the user names them, and not a file that a stranger may have written, they may also be in
+    the working directory.
 
     Args:
-        plugins: one name or several; None for none.
+        plugins: one name of a module or several; None for none.
 
     Returns:
         The names as a list.
 
     Raises:
-        UsageError: as of :func:`import_plugins`.
+        UsageError: if this is no name of a module, or a module cannot be imported.
     """
     allow(plugins)
     return import_plugins(plugins, "--plugins")
@@ -122,9 +125,11 @@ def _import(name: str) -> None:
 def _explain_missing(name: str) -> str:
     """Return the end of a message about a module that does not exist: what the user can do.
 
-    For a module that the user's own command names, the working directory was searched, so the user
-    may be in the wrong folder. For one that only a file names it was not searched, so the user may
-    have to name the module in the command.
+    The working directory has been searched if the user's own command or code names the module,
+    which is then in ``_allowed``. It has not been if only a file names it.
+
+    Args:
+        name: name of the module.
     """
     if name in _allowed:
         return (
@@ -132,13 +137,13 @@ def _explain_missing(name: str) -> str:
             "that has it"
         )
     return (
-        "it is not installed, and a file that names it does not make the working directory be "
-        f"searched. If you trust its code, add --plugins {short(name)}; in Python, import it first"
+        "it is not installed, and the working directory is not searched for what only a file "
+        f"names. If you trust its code, add --plugins {short(name)}; in Python, import it first"
     )
 
 
-def take_model(name: str, modules: Iterable[str]) -> None:
-    """Register a model whose class a module of the option ``plugins`` has not registered itself.
+def register_class(name: str, modules: Iterable[str]) -> None:
+    """Register the class of a model that a module of the option ``plugins`` has, by its name.
 
     So a module needs no call of ``register_model``, only a class of the model's name.
 
@@ -149,7 +154,7 @@ def take_model(name: str, modules: Iterable[str]) -> None:
     """
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)  # None if it has nothing of the name
-        # MODELS has the registered models; ``ensure_registered`` adds a class under its own name.
+        # MODELS.added has the registered models; ``ensure_registered`` adds a class to it.
         if name not in MODELS.added and isinstance(model, type):
             ensure_registered(model)
 
@@ -170,8 +175,9 @@ def find_search_folder(module: str) -> str | None:
 def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[str]:
     """Return the modules that another process must import to know a model, its schemes and metrics.
 
-    What users have registered is unknown to a new process until the module that registers it is
-    imported. What is built in needs none, nor has one what was registered in a notebook.
+    What a module of the user's has registered is unknown to a new process until the process imports
+    that module. Models, schemes and metrics of this package or RecBole are known everywhere. What a
+    notebook has registered is not found by importing anything, and so adds no module.
 
     Args:
         model: name of the model.
@@ -181,15 +187,16 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
     Returns:
         Names of modules, each once.
     """
-    # Look each name up among the models (MODELS), schemes and metrics (CUSTOM) that users have
-    # registered; None for what is built in.
     metric_names = [metrics] if isinstance(metrics, str) else metrics or ()
-    # An entry's ``module`` is the one whose import registers it; None if it was in a notebook.
-    entries: list[Any] = [MODELS.added.get(model)]
-    entries += [SCHEMES.added.get(name) for name in schemes]
-    entries += [CUSTOM.get(str(name).lower()) for name in metric_names]
-    modules = [entry.module for entry in entries if entry is not None and entry.module is not None]
-    return list(dict.fromkeys(modules))  # each once, in order
+    # The registrations of users, by name; None for what is built in. The attribute ``module`` of
+    # a registration is the module that made it, and None if a notebook did.
+    registrations: list[Any] = [
+        MODELS.added.get(model),
+        *(SCHEMES.added.get(name) for name in schemes),
+        *(CUSTOM.get(str(name).lower()) for name in metric_names),
+    ]
+    modules = [entry.module for entry in registrations if entry is not None]
+    return list(dict.fromkeys(module for module in modules if module is not None))
 
 
 def pack(model: str) -> bytes:
@@ -214,29 +221,31 @@ def pack(model: str) -> bytes:
     Raises:
         UsageError: if a class or function cannot be pickled.
     """
-    # All that users have registered is in MODELS, SCHEMES (position schemes) and CUSTOM
-    # (metrics). Of the models, only the one to train is needed. What no module registers (None) is
-    # sent with its code.
-    registered_models = {name: entry for name, entry in MODELS.added.items() if name == model}
-    models = {name: entry for name, entry in registered_models.items() if entry.module is None}
-    schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
-    metrics = {name: metric for name, metric in CUSTOM.items() if metric.module is None}
+    # What users have registered, name -> registration: of models only the one to train is needed,
+    # but all position schemes (SCHEMES) and metrics (CUSTOM).
+    models = {model: MODELS.added[model]} if model in MODELS.added else {}
+    tables: list[dict[str, Any]] = [models, SCHEMES.added, CUSTOM]
 
     # Modules to send by name: name -> folder to add to ``sys.path``, None for none.
-    folders = dict.fromkeys(_allowed)
-    entries: list[Any] = [*registered_models.values(), *SCHEMES.added.values(), *CUSTOM.values()]
-    for entry in entries:
-        if entry.module is not None:
-            folders[entry.module] = find_search_folder(entry.module)
+    folders: dict[str, str | None] = dict.fromkeys(_allowed)
+    for table in tables:
+        for registration in table.values():
+            if registration.module is not None:
+                folders[registration.module] = find_search_folder(registration.module)
 
-    if not (models or schemes or metrics):
-        return pickle.dumps((folders, {}, {}, {})) if folders else b""
+    # What no module has registered is sent with its code, again as three tables.
+    by_code = [
+        {name: registration for name, registration in table.items() if registration.module is None}
+        for table in tables
+    ]
+    if not folders and not any(by_code):
+        return b""
     import cloudpickle
 
     try:
-        return cloudpickle.dumps((folders, models, schemes, metrics))
+        return cloudpickle.dumps((folders, *by_code))
     except Exception as error:  # pickling code of others may raise anything
-        names = ", ".join([*models, *schemes, *metrics])
+        names = ", ".join(name for table in by_code for name in table)
         raise UsageError(
             f"{names} cannot be sent to other processes: {error}; put it into a module of its own "
             "and import it from there"

@@ -16,7 +16,7 @@ from recbole.utils import ModelType, get_model
 from recbole_pos.config import options as option_table
 from recbole_pos.config import sources
 from recbole_pos.config.checks import check_negatives, check_together, check_value
-from recbole_pos.config.plugins import find_modules, import_plugins, take_model
+from recbole_pos.config.plugins import find_modules, import_plugins, register_class
 from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_file
@@ -61,20 +61,6 @@ class PosConfig(Config):
     beside the atomic files, ``config_file_list`` in order (in each file, parts under ``for`` that
     this run takes win over the rest), ``config_dict``; ``eval_args`` is merged key by key.
 
-    Args:
-        model: name of a plugin model, of a usable model of RecBole or of one that was registered,
-            or a class; None to read it from a file.
-        dataset: name of the dataset; None to read it from a file.
-        config_file_list: paths of yaml files, or names of presets.
-        config_dict: options as plain values.
-        strict: whether an option that changes nothing for this model and protocol is an error,
-            where it is given in ``config_dict`` or in a file of the user's; not for a trial, whose
-            options depend on each other. The configuration of a run that exists is never strict.
-
-    Raises:
-        UsageError: naming an unknown key, a wrong value, or anything else that RecBole's Config
-            refuses.
-
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing
             it to a yaml file and running that file repeats the run.
@@ -98,14 +84,23 @@ class PosConfig(Config):
         """Gather the options of a run from files and the call, and check them.
 
         Args:
-            model: name or class of the model; None to read it from a file.
+            model: name of a plugin model, of a usable model of RecBole or of one that was
+                registered, or a class; None to read it from a file.
             dataset: name of the dataset; None to read it from a file.
             config_file_list: paths of yaml files, or names of presets.
-            config_dict: options of the call, which win over those of files.
-            strict: whether a given option that has no effect in this run is an error.
+            config_dict: options as plain values, which win over those of files.
+            strict: whether an option that changes nothing for this model and protocol is an error,
+                where it is given in ``config_dict`` or in a file of the user's; not for a trial,
+                whose options depend on each other. The configuration of a run that exists is never
+                strict.
+
+        Raises:
+            UsageError: naming an unknown key, a wrong value, or anything else that RecBole's Config
+                refuses.
         """
         self.strict = strict
         self.public: dict[str, Any] = {}  # facts on a public dataset
+        self._dataset_options: dict[str, Any] = {}  # of the dataset's own yaml
         self.asked_for: set[str] = set()  # options that a model reads and no source has
         self.loss_reason = ""  # why a loss has replaced the default one
         self._call_options = dict(config_dict or {})
@@ -215,7 +210,9 @@ class PosConfig(Config):
         """Import the modules that config files or the call name under ``plugins``.
 
         Their import registers custom models and position schemes, which can then be looked up by
-        name. ``self.files`` has the options of each file, ``self._call_options`` those of the call.
+        name. A module need not register a class that is called as the model of the run: it is
+        registered here. ``self.files`` has the options of each file, ``self._call_options`` those
+        of the call.
 
         Args:
             model: name of the model in the call; None if it stands in a file.
@@ -225,13 +222,12 @@ class PosConfig(Config):
         """
         contents = [*self.files, (_NO_FILE, self._call_options)]  # (place for messages, options)
         modules: list[str] = []
-        for file, content in contents:
-            modules += import_plugins(content.get(PLUGINS), str(file))
+        for place, options in contents:
+            modules += import_plugins(options.get(PLUGINS), str(place))
 
-        # A module may also have a class of the model's name without registering it.
-        for name in (model, *(content.get("model") for _, content in contents)):
+        for name in (model, *(options.get("model") for _, options in contents)):
             if name:
-                take_model(str(name), modules)
+                register_class(str(name), modules)
         return modules
 
     def _list_parts(self, *names: str) -> list[tuple[str, dict[str, Any]]]:
@@ -257,9 +253,7 @@ class PosConfig(Config):
         Later files win over earlier ones, and the call (``self._call_options``) wins over files.
 
         Args:
-            names: the model of the run and its position schemes, as far as they are known. A file
-                may have options for some models or schemes only (under ``for``), which hold if they
-                are among these names.
+            names: the model of the run and its schemes, as far as known: see :meth:`_list_parts`.
         """
         merged: dict[str, Any] = {}
         for _, options in self._list_parts(*names):
@@ -299,8 +293,8 @@ class PosConfig(Config):
         """Read ``<dataset>.yaml`` in the dataset's folder, as a config file of lowest priority.
 
         Its options are put before those of all other files in ``self.files``. Under ``public`` it
-        may have facts on a public dataset, such as its number of users, which are no options; they
-        go to ``self.public``. Nothing happens if there is no such file.
+        may have facts on a public dataset, such as its number of users; they are no options, and go
+        to ``self.public``. Nothing happens if there is no such file.
 
         Raises:
             UsageError: if the file names plugins. A dataset may come from a stranger, and must not
@@ -308,13 +302,14 @@ class PosConfig(Config):
         """
         folder = Path(str(self._merge_user_options(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
-        if file.is_file():
-            content = read_yaml(file)
-            # The options are kept with the facts, since facts hold only for these options.
-            self.public = {**(content.pop("public", None) or {}), **content}
-            self.files.insert(0, (file, content))
-            if PLUGINS in content:
-                raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
+        if not file.is_file():
+            return
+        options = read_yaml(file)
+        self.public = options.pop("public", None) or {}
+        if PLUGINS in options:
+            raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
+        self._dataset_options = options
+        self.files.insert(0, (file, options))
 
     def _find_class(self) -> type:
         """Return the class of the model ``self.model``: of this package, RecBole, or the user.
@@ -322,12 +317,9 @@ class PosConfig(Config):
         Raises:
             UsageError: if there is no such model; the message names the file that asks for it.
         """
-        # MODELS has name -> class of this package's models and of those that users have registered;
-        # ``list_runnable`` names these and the models of RecBole that can be run. Any other name is
-        # refused by the last line, with the file that gave it (``sources``), if one did.
-        if self.model in models.MODELS:
+        if self.model in models.MODELS:  # the models of this package and of users
             return models.MODELS[self.model]
-        if self.model in models.list_runnable():  # one of RecBole's
+        if self.model in models.RECBOLE:  # those of RecBole's that can be run
             return get_model(self.model)
         location = f"{self.sources['model']}: " if "model" in self.sources else ""
         raise UsageError(location + models.explain_unknown(self.model))
@@ -365,89 +357,111 @@ class PosConfig(Config):
         return final
 
     def _set_default_parameters(self) -> None:
-        """Let RecBole derive values, then set ``data_path`` to the folder of the dataset itself.
+        """Let RecBole derive values, then correct two: the dataset's folder, and the GPU.
 
-        The installed RecBole comes with the dataset ml-100k. RecBole always takes that one; here
-        one of the user's own below ``data_path`` comes first.
+        RecBole takes the dataset ml-100k from its own installed package, which brings one, whatever
+        ``data_path`` says. Here one of the user's own below ``data_path`` comes first. RecBole also
+        chooses the device by ``gpu_id`` only, which is emptied here if ``use_gpu`` is False.
         """
-        base = Path(str(self.final_config_dict["data_path"]))  # before RecBole changes it
+        options = self.final_config_dict
+        own_folder = Path(str(options["data_path"])) / self.dataset  # before RecBole changes it
         super()._set_default_parameters()
-        folder = base / self.dataset
-        in_wheel = WHEEL_DATASETS / self.dataset  # in the installed RecBole
-        # ``benchmark_filename`` names files of the parts of a split, in place of one file.
-        is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
-        is_here |= bool(self.final_config_dict["benchmark_filename"])
-        if not is_here and find_atomic_file(in_wheel, self.dataset, "inter").is_file():
-            folder = in_wheel
-        self.final_config_dict["data_path"] = str(folder)
-        if not self.final_config_dict["use_gpu"]:  # RecBole chooses the device by gpu_id only
-            self.final_config_dict["gpu_id"] = ""
+
+        # The folder has the dataset if it has its file of interactions. With ``benchmark_filename``
+        # there is a file for each part of a split instead, and it is the user's own dataset.
+        recbole_folder = WHEEL_DATASETS / self.dataset  # in the installed RecBole
+        is_own = find_atomic_file(own_folder, self.dataset, "inter").is_file()
+        is_recboles = find_atomic_file(recbole_folder, self.dataset, "inter").is_file()
+        if is_own or options["benchmark_filename"] or not is_recboles:
+            options["data_path"] = str(own_folder)
+        else:
+            options["data_path"] = str(recbole_folder)
+
+        if not options["use_gpu"]:
+            options["gpu_id"] = ""
 
     def adapt_loss(self, num_items: int) -> None:
         """Replace the default loss, CE, by SCE if there are more items than ``sce_above``.
 
-        CE scores all items at every position of a batch, SCE only some. CE stays where a part of
-        the model or trainer needs it. ``self.plain`` has the options as they are written to the
-        config.yaml of the run, which so names the new loss.
+        CE scores all items at every position of a batch, which takes long for many items; SCE
+        scores only some. CE stays if SCE cannot take its place:
+
+        - SCE is a loss of this package, which only models on its base class can have.
+        - ``compile``, which makes a training step one graph, and ``target_window``, by which a
+          state has several targets, are for CE only.
+        - A model with the option ``prior_weight`` (AttrFormer) changes the cross-entropy itself.
 
         Args:
             num_items: number of items of the dataset, which is read after the configuration.
         """
-        # ``is_on_our_base``: the model extends the base class of this package, with any loss.
         limit = self["sce_above"]
-        has_ce = models.is_on_our_base(self.model) and self["loss_type"] == "CE"
-        # AttrFormer's posterior, which has the option prior_weight, is a cross-entropy itself.
         needs_ce = self["compile"] or self["target_window"] > 1 or "prior_weight" in self
+        has_ce = self["loss_type"] == "CE" and models.is_on_our_base(self.model)
         if limit is None or num_items <= limit or not has_ce or needs_ce:
             return
-        defaults = read_properties("loss", "SCE").defaults  # of the options that this loss reads
+
+        # The new loss has options of its own. It changes the options that the run reads, RecBole's
+        # ``final_config_dict``, and those that are written to its config.yaml (``plain``).
+        defaults = read_properties("loss", "SCE").defaults
         self.internal_config_dict.update(defaults)  # RecBole's name for all defaults
-        for options in (self.final_config_dict, self.plain):
-            options.update(defaults, loss_type="SCE")
+        self.final_config_dict.update(defaults, loss_type="SCE")
+        self.plain.update(defaults, loss_type="SCE")
         self.loss_reason = f"loss SCE instead of CE for more than {limit:,} items (sce_above)"
 
     # --- checks ---
 
     def _check_user_options(self) -> None:
-        """Refuse unknown keys and wrong values of options that are given.
+        """Refuse unknown keys and wrong values among the options that are given.
 
-        ``self.external_config_dict`` has the options that are given. Each value is checked by the
-        row of its option in the table of options, and replaced by what :func:`check_value` returns:
-        the value in the type of that row, such as a float for a whole number.
+        These are in ``self.external_config_dict``. Each value is checked by the row of its option,
+        and replaced by what :func:`check_value` returns: the value in the type of that row, such as
+        a float for a whole number.
 
         Raises:
             UsageError: naming the file and the option.
         """
         # The defaults of a custom model (``MODELS.added``) are its author's, and are checked too.
         # Options that only custom classes have (``self.free``) may hold anything.
-        defaults = self.internal_config_dict
         if self.model in models.MODELS.added:
             for key, value in sources.own_defaults(self.model).items():
                 if key not in self.free:
                     check_value(f"defaults of {self.model}", option_table.find_option(key), value)
 
-        # Known keys are the options with a default, and model, dataset and plugins; but not what
-        # RecBole computes and keeps among the options (DERIVED_KEYS).
-        options = self.external_config_dict
+        # Known are all options with a default; and ``model`` and ``dataset`` (EXTRA_KEYS), which
+        # have none. RecBole keeps values that it computes (DERIVED_KEYS) among the options.
+        defaults = self.internal_config_dict
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
-        run_files = self._find_run_files()
-        for key, value in list(options.items()):
+        self._drop_options_of_former_runs(known)
+
+        options = self.external_config_dict
+        for key, value in options.items():
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
-            # The config.yaml of a former run has all options, also those of a scheme or loss that
-            # this run replaces by another (``describe_readers`` names it). They are dropped.
-            if location in run_files and key not in known and sources.describe_readers(key):
-                del options[key]
-                continue
             self._require_known(key, location, known)
-            option = option_table.find_option(key)
+            row = option_table.find_option(key)
             # An option of RecBole's that has no effect here may only have its default.
-            if option.refused and value != defaults[key]:
-                raise UsageError(f"{location}: {key}: {option.refused}")
+            if row.refused and value != defaults[key]:
+                raise UsageError(f"{location}: {key}: {row.refused}")
             # Of an option that is not in the table, or means something else in a custom class, only
             # the type of its default is known.
             if key in self.free or key not in option_table.OPTIONS:
-                option = option_table.make_custom_option(key, defaults.get(key))
-            options[key] = check_value(location, option, value)
+                row = option_table.make_custom_option(key, defaults.get(key))
+            options[key] = check_value(location, row, value)
+
+    def _drop_options_of_former_runs(self, known: set[str]) -> None:
+        """Drop options that come from the config.yaml of a former run and that this run has not.
+
+        That file has all options of the former run, also those of a position scheme or loss that
+        this run replaces by another. The user did not choose them. An option that no scheme, loss
+        or model of this package has stays, and is refused later: it is misspelt.
+
+        Args:
+            known: names of all options of this run.
+        """
+        run_files = self._find_run_files()
+        for key in self.external_config_dict.keys() - known:
+            # describe_readers is empty for an option that nothing in this package has
+            if self.sources.get(key) in run_files and sources.describe_readers(key):
+                del self.external_config_dict[key]
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
         """Raise an UnknownKey for a key that no option of this run has, and say what was meant.
@@ -509,71 +523,77 @@ class PosConfig(Config):
     def _refuse_unread(self) -> None:
         """Raise an UnknownKey for an option that the user gave although it has no effect here.
 
-        An example is ``fusion`` with a position scheme that fuses nothing. Not refused is an option
-        with its default value, and one from the dataset's file, a preset or a part of a file for
-        certain models (under ``for``), since these are written for several models. ``self.plain``
-        has the value of each option, ``self.sources`` the file that gave it, if one did.
+        An example is ``fusion`` with a position scheme that fuses nothing. Some options are written
+        for several models, and may have no effect in one of them: those of the dataset's yaml, of a
+        preset, and of a part of a file for certain models (under ``for``). They are not refused.
         """
-        # Gather what conditions are about: the kinds of models that this one belongs to, and all
-        # options, where a key within an option is called ``eval_args.target``.
+        # An option has no effect if the model does not read it (``unread``), or if a condition of
+        # its row is not met. Conditions are about kinds of models and about values of options,
+        # where a key within an option is called ``eval_args.target``.
         schemes = sources.list_positions(self.plain.get("position"), self.model)
         kinds = models.list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
         unread = models.find_unread_options(self.model)  # option -> reason
+        values = option_table.flatten_options(self.plain)
+        values["mask_history"] = masks_history(self.final_config_dict)  # None means: by the model
         defaults = option_table.flatten_options(self.internal_config_dict)
-        config = option_table.flatten_options(self.plain)
-        config["mask_history"] = masks_history(self.final_config_dict)  # None means: by the model
 
-        # Take each option that the user gave with another value than its default, and find why
-        # nothing reads it: the model does not, or a condition of its row is not met.
-        for name, value in config.items():
+        for name, value in values.items():
             key = name.partition(".")[0]
-            location = self.sources.get(key, _NO_FILE)
-            by_user = key in self.external_config_dict and location in [*self.own_files, _NO_FILE]
-            if not by_user or key in self.free or value in (None, defaults.get(name)):
+            location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
+            # the user gave it: in the call, or in a file that is no preset (``own_files``)
+            is_given = key in self.external_config_dict
+            is_of_user = is_given and location in (_NO_FILE, *self.own_files)
+            is_default = value in (None, defaults.get(name))
+            if not is_of_user or is_default or key in self.free:
                 continue
-            condition = option_table.find_unmet(name, config, kinds)
-            reason = f": {unread[name]}" if name in unread else f", only {condition}"
-            if name in unread or condition:
-                advice = "leave it out"
-                if location != _NO_FILE:
-                    advice += ", or put it under `for` with the models that read it"
-                raise UnknownKey(
-                    f"{location}: {name} is not read by {self.model}{reason}; {advice}", key
-                )
+
+            condition = option_table.find_unmet(name, values, kinds)  # the one that is not met
+            if name in unread:
+                reason = f": {unread[name]}"
+            elif condition is not None:
+                reason = f", only {condition}"
+            else:
+                continue
+            advice = "leave it out"
+            if location != _NO_FILE:
+                advice += ", or put it under `for` with the models that read it"
+            raise UnknownKey(
+                f"{location}: {name} is not read by {self.model}{reason}; {advice}", key
+            )
 
     @property
     def expected_counts(self) -> dict[str, int]:
         """Numbers that a public dataset must have, such as ``{"users": 943, "items": 1682}``.
 
-        Empty for other datasets, and for a run whose filters (such as a smallest number of
-        interactions) are not those in the dataset's yaml, to which the numbers belong.
+        They stand in the dataset's yaml (``self.public``), and belong to the filters there, such as
+        a smallest number of interactions. For a run with other filters, and for a dataset that is
+        not public, they are empty.
         """
-        # ``self.public`` has what the dataset's yaml says, and FILTERS are names of options.
-        defaults = {**self.internal_config_dict, **self.public}
-        has_its_filters = all(self[key] == defaults.get(key) for key in FILTERS)
+        filters = {**self.internal_config_dict, **self._dataset_options}
+        has_its_filters = all(self[key] == filters.get(key) for key in FILTERS)  # FILTERS: options
         return self.public.get("counts", {}) if has_its_filters else {}
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
     """Return option -> plain value, from which PosConfig makes the same configuration again.
 
-    A PosConfig has kept them. Of a Config of RecBole's they are gathered: without values that
-    RecBole has derived, and with the parent of the dataset's folder as ``data_path``, since
-    RecBole has added the dataset's name to that.
+    A PosConfig has kept these options (``plain``). A Config that RecBole's own functions have made
+    has changed some of them: it has added the dataset's name to ``data_path``, for example. But it
+    keeps defaults and given options apart, as they were before.
 
     Args:
-        config: a PosConfig, or a Config that RecBole's own functions have made.
+        config: a PosConfig, or a Config of RecBole's.
     """
     if isinstance(config, PosConfig):
         return config.plain
-    # RecBole keeps defaults and given options apart, beside the values that it derives from them.
-    # EXTRA_KEYS are model and dataset; _NOT_KEPT are computed values, and options without effect.
-    defaults = config.internal_config_dict
-    options = {**defaults, **config.external_config_dict}
-    plain = {key: options[key] for key in defaults if key not in _NOT_KEPT}
-    plain |= {key: config[key] for key in EXTRA_KEYS}
+    # All options but those of _NOT_KEPT, which RecBole computes or which have no effect here.
+    options = {**config.internal_config_dict, **config.external_config_dict}
+    plain = {key: options[key] for key in config.internal_config_dict if key not in _NOT_KEPT}
+    plain |= {"model": config["model"], "dataset": config["dataset"]}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
+    # the modules of the user that register the model and its schemes, if they are custom
     schemes = sources.list_positions(options.get("position"), config["model"])
-    if modules := find_modules(config["model"], schemes):  # that register custom classes
+    modules = find_modules(config["model"], schemes)
+    if modules:
         plain[PLUGINS] = modules
     return to_plain(plain)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.errors import UsageError
@@ -71,24 +71,18 @@ def plugin_defaults(
 
     Returns:
         option -> default.
+
+    Raises:
+        UsageError: if a custom scheme gives another default to an option that others have.
     """
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
 
     if "position" in model_defaults:
-        own_names = scheme_names(model_defaults["position"])
-        names = own_names if position is None else scheme_names(position)
-        # Custom schemes come last, so that the options of all others are known when they are
-        # checked: none of them may have another default for the same option.
-        built_in = [name for name in names if name not in SCHEMES.added]
-        custom = [name for name in names if name in SCHEMES.added]
-        for name in (*built_in, *custom):
-            values = SCHEMES.defaults(name)
-            if name in custom:
-                # For a scheme that the model has by default, the model may set other defaults.
-                earlier = defaults if name in own_names else defaults | model_defaults
-                _require_own_options(name, values, earlier)
-            defaults.update(values)
+        schemes = scheme_names(model_defaults["position"] if position is None else position)
+        _check_custom_schemes(schemes, model_defaults)
+        for name in schemes:
+            defaults.update(SCHEMES.defaults(name))
 
     # Losses that score only some items have options, and so defaults, of their own.
     loss = loss_type or model_defaults.get("loss_type")
@@ -97,25 +91,36 @@ def plugin_defaults(
     return {**defaults, **model_defaults}
 
 
-def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Raise a UsageError if a custom scheme has an option that others read with another default.
+def _check_custom_schemes(schemes: list[str], model_defaults: dict[str, Any]) -> None:
+    """Raise a UsageError if a custom position scheme shares an option and gives another default.
 
-    All options of a run are in one mapping, so its default would change theirs: an
-    ``initializer_range`` of 1 in a custom scheme would also hold for the model.
+    All options of a run are in one mapping. If a custom scheme had an option ``initializer_range``
+    with the default 1, the model would get this value, too, without being asked.
 
     Args:
-        name: name of the custom position scheme.
-        values: the defaults of its options.
-        earlier: the defaults of the plugin's options, of other schemes and of the model.
+        schemes: names of all position schemes of the run.
+        model_defaults: the defaults of the model's own options, with ``position`` among them.
     """
-    # Others are also RecBole's own options, of which overall.yaml has the defaults.
-    others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
-    for key, value in values.items():
-        if others.get(key, value) != value:
-            raise UsageError(
-                f"position: {key} of scheme {shown(name)} has the default {shown(value)}; others "
-                f"read this option, too, there {shown(others[key])}: give yours another name"
-            )
+    for name in schemes:
+        if name not in SCHEMES.added:  # a scheme of this package
+            continue
+        # The defaults of all else: RecBole's, this package's for every model, and those of the
+        # other schemes and of the model. A model that has this scheme by default may give its
+        # options other defaults on purpose.
+        others = read_yaml(find_recbole_properties() / "overall.yaml") | read_overall_defaults()
+        for other in schemes:
+            if other != name:
+                others |= SCHEMES.defaults(other)
+        if name not in scheme_names(model_defaults["position"]):
+            others |= model_defaults
+
+        for key, value in SCHEMES.defaults(name).items():
+            if others.get(key, value) != value:
+                raise UsageError(
+                    f"position: {key} of scheme {shown(name)} has the default {shown(value)}; "
+                    f"others read this option, too, there {shown(others[key])}: give yours another "
+                    "name"
+                )
 
 
 def describe_readers(option: str) -> str:
@@ -153,8 +158,12 @@ def starts_from_runs(model: str) -> bool:
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     """Return the options that only a custom model or custom position schemes have.
 
-    This package does not know what they mean, so their values are not checked. An option that this
-    package or RecBole has, too, is not among them.
+    This package does not know what they mean, so their values are not checked. An option of a
+    custom class is not free if this package knows it all the same:
+
+    - a scheme of this package that the run has reads it, too; or
+    - it is an option on data or training, such as ``epochs``, which means the same for every model,
+      in contrast to options that shape a model, such as ``norm``.
 
     Args:
         model: name of the model.
@@ -163,30 +172,27 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # Gather the options of custom classes (``free``), and those that schemes of this package have
-    # (``shared``), which are not free even if a custom class has them, too.
-    custom = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
-    free: set[str] = set(custom.own_options) if custom is not None else set()
-    shared = {"position"}
+    # ``own_options`` are those that no class of this package or RecBole which it extends has
+    custom_model = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
+    candidates: set[str] = set() if custom_model is None else set(custom_model.own_options)
+    known: set[str] = set()
     for name in schemes:
         if name in SCHEMES.added:
-            free |= SCHEMES.added[name].own_options
-        if name in SCHEMES.shipped:
-            shared |= SCHEMES.defaults(name).keys()
+            candidates |= SCHEMES.added[name].own_options
+        elif name in SCHEMES.shipped:
+            known |= SCHEMES.defaults(name).keys()
 
-    # An option on data or training means the same for every model, and is checked. Those that shape
-    # a model (MODEL) may mean something else in another one.
-    for name in free:
-        row = find_option(name)
+    for name in candidates:
+        row = find_option(name)  # of an option that is not in the table, the role is MODEL
         if row.role != MODEL or row.refused:
-            shared.add(name)
+            known.add(name)
 
     # RecBole finds out by ``loss_type`` what a batch must hold. A custom model in RecBole's form
-    # whose ``input_type`` says so itself may use ``loss_type`` as it likes.
-    is_in_recboles_form = custom is not None and not models.is_on_our_base(model)
-    if is_in_recboles_form and hasattr(models.MODELS[model], "input_type"):
-        shared.discard("loss_type")
-    return free - shared
+    # whose class says so itself, by ``input_type``, may use ``loss_type`` as it likes.
+    if custom_model is not None and not models.is_on_our_base(model):
+        if hasattr(custom_model.cls, "input_type"):
+            known.discard("loss_type")
+    return candidates - known
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -223,6 +229,20 @@ def find_config_file(name: str | Path) -> Path:
     return preset if is_preset else Path(name)
 
 
+class Part(NamedTuple):
+    """Options of a config file for some models or schemes only, ``for: {"A, B": {...}}``.
+
+    Attributes:
+        location: file and title, for messages: ``a.yaml, for A, B``.
+        names: the models and schemes that the title names: ``["A", "B"]``.
+        options: option -> value.
+    """
+
+    location: str
+    names: list[str]
+    options: dict[str, Any]
+
+
 def select_parts(
     content: dict[str, Any], names: Collection[str], file: str | Path
 ) -> list[tuple[str, dict[str, Any]]]:
@@ -244,42 +264,41 @@ def select_parts(
         UsageError: if ``for`` is not as expected, or an option stands there that cannot.
     """
     for_all = {key: value for key, value in content.items() if key != FOR}  # the key ``for``
-    parts = [(str(file), for_all)]
-    for title, title_names, options in _split_by_title(content, file):
-        location = f"{file}, for {title}"
+    selected = [(str(file), for_all)]
+    for part in _read_parts(content, file):
         # Some options (_OUTSIDE, such as ``model``) decide which parts a run reads, and so cannot
         # stand in one. ``position``, the schemes of a run, may stand in a part for models (whose
         # names ``list_runnable`` has), but not in one for schemes.
-        misplaced = _OUTSIDE & options.keys()
-        if "position" in options and not set(title_names) <= set(models.list_runnable()):
+        misplaced = _OUTSIDE & part.options.keys()
+        if "position" in part.options and not set(part.names) <= set(models.list_runnable()):
             misplaced.add("position")
         if misplaced:
-            raise UsageError(f"{location}: {', '.join(sorted(misplaced))} cannot stand here")
-        if set(title_names) & set(names):
-            parts.append((location, options))
-    return parts
+            raise UsageError(f"{part.location}: {', '.join(sorted(misplaced))} cannot stand here")
+        if set(part.names) & set(names):
+            selected.append((part.location, part.options))
+    return selected
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Return which parts under ``for`` in a config file are for position schemes and not a model.
+    """Return the places in a config file where options stand for a position scheme.
 
-    ``for: {rope: {rope_base: 100}}`` has a part for runs whose option ``position`` names the scheme
-    ``rope``, a way to tell the model where in a history an interaction is. A search that varies
-    ``position`` cannot read such parts, since its trials have different schemes; so it refuses a
-    file that has any.
+    ``for: {rope: {rope_base: 100}}`` has options for runs whose ``position`` names the scheme
+    ``rope``. Such options are a problem for a search that varies ``position``: its trials have
+    different schemes, but read the same options. So the search refuses a file with such places.
 
     Args:
         content: the mapping in the file.
-        model: name of the model; parts that name it are left out.
+        model: name of the model of the search. A part of the file that names it beside a scheme
+            is for all trials, and left out.
         file: path of the file.
 
     Returns:
-        The place of each part, such as ``a.yaml, for rope``.
+        Each place, such as ``a.yaml, for rope``.
     """
     return [
-        f"{file}, for {title}"
-        for title, names, _ in _split_by_title(content, file)
-        if model not in names and set(names) & set(SCHEMES)
+        part.location
+        for part in _read_parts(content, file)
+        if model not in part.names and set(part.names) & set(SCHEMES)
     ]
 
 
@@ -302,20 +321,12 @@ def list_positions(position: Any, model: str | None) -> list[str]:
     return [name for name in position if isinstance(name, str)]
 
 
-def _split_by_title(
-    content: dict[str, Any], file: str | Path
-) -> list[tuple[str, list[str], dict[str, Any]]]:
+def _read_parts(content: dict[str, Any], file: str | Path) -> list[Part]:
     """Return the parts of a config file that stand under ``for``, with options for some runs only.
-
-    ``for: {"PosSASRec, SASRec": {n_heads: 1}}`` gives
-    ``[("PosSASRec, SASRec", ["PosSASRec", "SASRec"], {"n_heads": 1})]``.
 
     Args:
         content: the mapping in the file.
         file: path of the file, for messages.
-
-    Returns:
-        (title, names of models and schemes in it, options) of each part.
 
     Raises:
         UsageError: if a part is no mapping, or a title names neither a model nor a scheme.
@@ -334,12 +345,13 @@ def _split_by_title(
     allowed = [*SCHEMES, *models.list_runnable()]
     parts = []
     for title, options in by_title.items():
+        location = f"{file}, for {title}"
         names = [name.strip() for name in str(title).split(",")]
         for name in names:
             if name not in allowed:
                 raise UsageError(
-                    f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
+                    f"{location}: {shown(name)} is neither a model nor a scheme"
                     f"{suggest(name, allowed)}; see `recbole-pos models` and `recbole-pos schemes`"
                 )
-        parts.append((str(title), names, options or {}))
+        parts.append(Part(location, names, options or {}))
     return parts

@@ -16,7 +16,6 @@ from recbole_pos.conversion.writing import list_dataset_files
 from recbole_pos.data.identity import count_dataset, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import digest_file
 from recbole_pos.public.described import PublicDataset, find_public_dataset
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
@@ -52,7 +51,6 @@ def build(
     reporter = Reporter(verbose)
     folder = Path(data_path) / name
     paths = [Path(file) for file in files]
-    _require_files(public, paths)
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
 
@@ -93,29 +91,8 @@ def build(
     return folder
 
 
-def _require_files(public: PublicDataset, files: list[Path]) -> None:
-    """Raise a UsageError unless all raw files of a dataset are given and exist.
-
-    Args:
-        public: the dataset, which knows how many files there are and where to get them.
-        files: paths that the user has given.
-    """
-    if len(files) != len(public.files):
-        expected = " ".join(public.files)
-        raise UsageError(
-            f"data: {public.name} is built from {expected} ({public.source}), found {len(files)} "
-            f"files: recbole-pos data build {public.name} {expected}"
-        )
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise UsageError(f"data: {missing[0]} is not there; {public.source} has it")
-
-
 def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> Tables:
     """Read the raw files of a dataset by its recipe, the function that knows their format.
-
-    A file whose checksum is not the published one is reported, and read all the same: its source
-    may have a new edition.
 
     Args:
         public: the dataset.
@@ -126,25 +103,21 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
         Frames of interactions and, where the dataset has them, of items and users.
 
     Raises:
-        UsageError: if a file cannot be read.
+        UsageError: if the number of files is wrong, or one of them cannot be read.
     """
-    # Compare the checksums of those files of which the source has published one.
-    for name, file in zip(public.files, files, strict=True):
-        expected = public.md5.get(name)
-        digest = None if expected is None else digest_file(file, "md5")
-        if digest != expected:
-            reporter.line(
-                f"{file} is not the {name} of {public.source}: md5 {digest}, published is "
-                f"{expected}"
-            )
-
+    expected = " ".join(public.files)
+    if len(files) != len(public.files):
+        raise UsageError(
+            f"data: {public.name} is built from {expected} ({public.source}), found {len(files)} "
+            f"files: recbole-pos data build {public.name} {expected}"
+        )
     names = ", ".join(file.name for file in files)
     with reporter.task(f"reading {names}"):
         try:
             # ``RECIPES`` has these functions by name
             return RECIPES[public.recipe](*files)
-        except Exception as error:  # a damaged or wrong file may raise any kind
+        except Exception as error:  # a damaged, wrong or missing file may raise any kind
             raise UsageError(
-                f"data: {names} cannot be read as {' '.join(public.files)}: {type(error).__name__} "
-                f"{str(error)[:200]}"
+                f"data: {names} cannot be read as {expected} of {public.source}: "
+                f"{type(error).__name__} {str(error)[:200]}"
             ) from error

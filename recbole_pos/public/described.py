@@ -27,7 +27,6 @@ class PublicDataset:
         files: names of the raw files, as the source has them.
         recipe: name in ``recipes.RECIPES`` of the function that reads the files.
         counts: known numbers of users, items and interactions after the filters of its yaml.
-        md5: name of a raw file -> its published checksum.
         note: what else to know of it.
     """
 
@@ -39,7 +38,6 @@ class PublicDataset:
     files: list[str]
     recipe: str
     counts: dict[str, int] = field(default_factory=dict)
-    md5: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
