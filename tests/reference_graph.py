@@ -127,7 +127,7 @@ def transformer(x: Tensor, layer) -> Tensor:
 
 
 def posrec(model, session: list[int], with_anchors: bool) -> Tensor:
-    """[d] h of one session (equation 10), of a model with one head, post-norm and LDPE."""
+    """[d] h of one session (equation 10), of a model with one head, post-norm, LDPE or LPE2D."""
     table, last = model.position_embedding[0].weight, len(session) - 1
     half = table.size(1) // 2
     x = {item: model.item_embedding.weight[item] for item in session}
@@ -137,8 +137,9 @@ def posrec(model, session: list[int], with_anchors: bool) -> Tensor:
     rows = []
     for item in items:
         first = session.index(item)
-        newest = last - session[::-1].index(item)
-        rows.append(x[item] + torch.cat((table[first, :half], table[last - newest, half:])))
+        newer = session[::-1].index(item)
+        second = last if "length" in model.position_embedding[0].counts else newer
+        rows.append(x[item] + torch.cat((table[first, :half], table[second, half:])))
     states = torch.stack(rows)
     for layer in model.trm_encoder.layer:
         states = transformer(states, layer)

@@ -247,44 +247,37 @@ def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) ->
         torch.testing.assert_close(model.compute_states(rows), whole, rtol=0, atol=1e-12)
 
 
-@torch.no_grad()
-def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> None:
-    """By their items, order and times; other fields and attributes of their users are missing."""
-    for relations in (["brand", "tags", "time", "position"], RELATIONS):
-        made = open_shop(folder, relations=relations, inference_relations="own")
-        model, lookup = shaken(made), made.model.lookup
-        rows = made.loaders["test"]._dataset[np.arange(8)]
-        target = rows[TARGET_EVENT].numpy()
-        lengths = lookup.ranks[target]
-        events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
-        times, items = map(torch.from_numpy, (lookup.times[events], lookup.items[events]))
-        found = model.encode(model.make_batch(items, torch.from_numpy(lengths), times))
-        same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
-        assert found.isfinite().all() and same == (relations is not RELATIONS)
+BANK = {"relations": ["brand", "tags"], "inference_relations": "training_bank", "bank_size": 7}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cross_sequence", ["random_order", "time_respecting"])
-def test_a_long_history_meets_the_bank_as_its_user_does(
-    tmp_path: Path, double, cross_sequence: str
+@pytest.mark.parametrize(
+    ("options", "is_equal"),
+    [
+        ({"relations": ["brand", "tags", "time", "position"], "inference_relations": "own"}, True),
+        ({"relations": RELATIONS, "inference_relations": "own"}, False),  # users' age is missing
+        ({**BANK, "cross_sequence": "random_order", "chunking": False}, True),
+        ({**BANK, "cross_sequence": "time_respecting", "chunking": False}, True),
+    ],
+    ids=str,
+)
+def test_given_histories_are_read_as_those_of_the_log(
+    tmp_path: Path, double, options: dict, is_equal: bool
 ) -> None:
-    """Without chunking a window reads other users at its place in the whole history."""
-    options: dict = {"relations": ["brand", "tags"], "cross_sequence": cross_sequence}
-    options |= {"inference_relations": "training_bank", "bank_size": 7, "chunking": False}
+    """By items, order and times. A window reads the bank at its place in the whole history."""
     made = open_shop(write(tmp_path, tables(users=40)), **options)
     model, lookup = shaken(made), made.model.lookup
-    trained = Recommender(made)
     rows = made.loaders["test"]._dataset[:]
-    rows = rows[~np.isin(rows["user_id"], model.bank_users)]  # who would read her own window there
-    names = made.dataset.field2id_token["item_id"]
-    histories = []
-    for target in rows[TARGET_EVENT].numpy():
-        events = np.arange(target - lookup.ranks[target], target)
-        times = lookup.times[events].tolist()
-        histories.append({"items": names[lookup.items[events]].tolist(), "times": times})
-    assert sum(len(one["items"]) > SIZES["MAX_ITEM_LIST_LENGTH"] for one in histories) > 9
-    found = trained.scorer.encode(trained.read(histories))
-    torch.testing.assert_close(found, model.compute_states(rows), rtol=0, atol=1e-12)
+    if model.inference == "training_bank":  # users in it would read their own windows there
+        rows = rows[~np.isin(rows["user_id"], model.bank_users)]
+    target = rows[TARGET_EVENT].numpy()
+    lengths = lookup.ranks[target]
+    assert (lengths > SIZES["MAX_ITEM_LIST_LENGTH"]).sum() > 9
+    events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
+    times, items = map(torch.from_numpy, (lookup.times[events], lookup.items[events]))
+    found = model.encode(model.make_batch(items, torch.from_numpy(lengths), times))
+    same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-12).all()
+    assert found.isfinite().all() and same == is_equal
 
 
 @torch.no_grad()
@@ -340,29 +333,11 @@ def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
         open_shop(write(tmp_path, made), **across)
 
 
-def test_relations_of_a_batch(folder: Path) -> None:
-    """At most top_k of each; normalised one by one, so that more of them leave weights alone."""
-    made = open_shop(folder)
-    rows, kept = all_windows(made), []
-    for k in (1, 100, 4):
-        made.model.lookup.top_k = k
-        _, heads, users = find(made.model.eval(), rows)
-        assert all(np.bincount(edges.reader).max() <= k for edges in [*heads, users])
-        kept.append(sum(len(edges.value) for edges in heads))
-    assert kept[0] < kept[2] < kept[1]
-    m = len(rows.events)
-    x = torch.arange(1.0, m + 1, dtype=torch.float64)[:, None]
-    found = [
-        one.model.lookup.build_relations(
-            rows, np.random.default_rng(0), torch.device("cpu"), torch.float64
-        ).heads(x)[:m]
-        for one in (open_shop(folder, relations=["brand"]), made)
-    ]
-    assert found[0].count_nonzero() > 5 and torch.equal(*found)
-    for layer in made.model.trm_encoder.layer:  # training starts at the mean of all relations
+def test_training_starts_at_the_mean_of_relations_and_without_other_users(folder: Path) -> None:
+    for layer in open_shop(folder).model.trm_encoder.layer:
         mix = layer.multi_head_attention.relation_mix
         assert torch.equal(mix, torch.full_like(mix, 1 / 8))
-        assert layer.user_gate is None or layer.user_gate == 0  # and without other users
+        assert layer.user_gate is None or layer.user_gate == 0
 
 
 def test_every_parameter_has_a_gradient(folder: Path) -> None:

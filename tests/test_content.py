@@ -247,36 +247,11 @@ def test_models_and_losses_learn_from_content(
     """And of a loss nothing reaches items without a training interaction."""
     options = {**options, "item_vectors": file, "item_vectors_train": True}
     made = build(data, model_name, **CROSS_ENTROPY.get(model_name, {}), **options)
-    model = made.model.train()
-    model.window_loss(next(iter(made.loaders["train"]))).backward()
-    content = model.item_embedding.parts["content"]
-    assert content.inner.weight.grad.abs().sum() > 0
+    made.model.train().window_loss(next(iter(made.loaders["train"]))).backward()
+    grad = made.model.item_embedding.parts["content"].values.grad
     cold = made.dataset.popularity == 0
-    assert cold.sum() == 1 + len(COLD) and not content.values.grad[cold].any()
-    assert content.values.grad[~cold].any(1).sum() > 20
-    scores = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
-    assert 0 <= scores["ndcg@10"] <= 1
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_cold_item_has_nothing_but_its_content(data: Path, file: str, use: str) -> None:
-    """No test interaction, no weight of its own, and no content of other cold items is read."""
-    options = {"item_vectors": file, "item_vectors_use": use, "item_vectors_whiten": True}
-    made = build(data, **options)
-    model, tokens = made.model.eval(), made.dataset.field2token_id["item_id"]
-    cold, other = tokens["c0"], tokens["c1"]
-    values = np.load(file)
-    names = Path(file).with_suffix(".txt").read_text().split()
-    values[names.index("c1")] += 100
-    again = build(data, **{**options, "item_vectors": write_npy(Path(file).parent, names, values)})
-    again.model.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        if use != "replace":
-            model.item_embedding.weight[cold] = 100.0
-        found, changed = model.item_vectors(), again.model.eval().item_vectors()
-    kept = torch.arange(len(found)) != other
-    torch.testing.assert_close(found[kept], changed[kept], rtol=0, atol=0)
-    assert not torch.equal(found[other], changed[other])
+    assert cold.sum() == 1 + len(COLD) and not grad[cold].any()
+    assert grad[~cold].any(1).sum() > 20
 
 
 @pytest.mark.parametrize("use", USES)
