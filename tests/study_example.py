@@ -13,6 +13,7 @@ from recbole_pos.study.plan import Source
 from recbole_pos.study.results import Results
 from recbole_pos.study.statistics import RankTable, compute_gains
 from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_folder import StudyFacts
 
 STUDY = """
 title: Position schemes on a generated shop
@@ -86,7 +87,9 @@ def example(users: int = 1500) -> Results:
         ranks=RankTable.from_runs(frames),
         curves=pd.DataFrame(curves),
         searches=pd.concat(searches),
-        data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
-        versions={"recbole-pos": "0.3.0", "recbole": "1.2.0", "torch": "2.13.0"},
         command="recbole-pos compare shop.yaml --data_path FOLDER",
+        facts=StudyFacts(
+            data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
+            versions={"recbole-pos": "0.3.0", "recbole": "1.2.0", "torch": "2.13.0"},
+        ),
     )

@@ -8,12 +8,13 @@ takes models, the file or folder of a study, or the folders of finished runs. It
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -44,74 +45,39 @@ from recbole_pos.study.configs import (
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.power import make_power_table
-from recbole_pos.study.rendered_table import RenderedTable
-from recbole_pos.study.result_tables import make_tables, tabulate
-from recbole_pos.study.results import Results, collect_results, collect_runs, concatenate
+from recbole_pos.study.result_tables import Report
+from recbole_pos.study.results import (
+    RUN_FOLDERS,
+    Results,
+    collect_results,
+    make_results,
+    read_runs,
+)
 from recbole_pos.study.scheduler import Scheduler
-from recbole_pos.study.scoring import add_judged, judge_rows
-from recbole_pos.study.statistics import ALL, is_from_ranks
+from recbole_pos.study.scoring import judge_rows, list_judged_runs
+from recbole_pos.study.statistics import is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
-from recbole_pos.values import check_choice, listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from recbole_pos.values import listed
 
 
 @dataclass(frozen=True, repr=False)
-class Compared:
+class Compared(Report):
     """The result of a comparison.
 
     Attributes:
-        runs: one line per training run, as :class:`~recbole_pos.study.results.Results` describes
-            them.
-        pairs: one line per configuration: its difference from the reference, the 95% interval, the
-            p-value, and whether the difference is significant.
         folder: folder with table.md, table.csv, runs.csv and report.html.
-        table: one line per configuration and metric: mean and standard deviation over seeds. Lines
-            of the first metric also have the difference from the reference, if the runs have saved
-            the ranks of their test targets.
-        tables: tables of the report; the first is the text of this object.
-        results: results that charts are drawn from.
         source: the dataset that ``compare`` was called with. It is held because its temporary files
             are deleted together with this object.
     """
 
-    runs: pd.DataFrame
-    pairs: pd.DataFrame
     folder: Path
-    table: pd.DataFrame
-    tables: Sequence[RenderedTable]
-    results: Results
     source: Any = None
 
-    def plot(self, kind: str = "differences") -> Figure:
-        """Draw one chart of the first table of the comparison.
-
-        Args:
-            kind: ``differences`` (from the reference, with 95% intervals); ``seconds`` or
-                ``parameters`` (the first metric against training time or model size); or ``curves``
-                (validation by epoch).
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            UsageError: for another kind, or for a kind that the results have no values for.
-        """
-        from recbole_pos.study.study_report import draw_charts  # here, since it imports matplotlib
-
-        # draw_charts leaves out charts without values, so that their kinds are refused.
-        charts = draw_charts(self.results, self.results.comparisons[0])
-        figures = {chart.kind: chart.figure for chart in charts}
-        check_choice("kind", kind, tuple(figures))
-        return figures[kind]
-
-    def __repr__(self) -> str:
-        return self.tables[0].markdown()
-
-    def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.tables)
+    @property
+    def runs(self) -> pd.DataFrame:
+        """One line per training run, see :class:`~recbole_pos.study.results.Results`."""
+        return self.results.runs
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         """Yield the two tables: ``runs, pairs = compare(...)``."""
@@ -178,7 +144,7 @@ def compare(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
                 "as they are; leave it out"
             )
-        results = collect_runs(runs, args.reference)
+        results = _collect_runs(runs, args.reference)
         return _write_and_print(results, reporter, Path(args.run_dir or "compared"), args.latex)
 
     # Models or a study: make the plan (rows, seeds and tables), and choose the folder of the study.
@@ -214,7 +180,7 @@ def compare(
         _train_missing(scheduler, args, models, reporter)
 
     # Write and print the results of all runs that are finished.
-    results = add_judged(collect_results(plan, folder), judged)
+    results = collect_results(plan, folder, list_judged_runs(plan, judged))
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
     if args.plan:
@@ -230,6 +196,25 @@ def compare(
         rows = args.rows or plan.rows  # the user was warned of other rows by an earlier call
         _warn_of_failures(compared.runs[compared.runs["row"].isin(rows)])
     return replace(compared, source=dataset)
+
+
+def _collect_runs(paths: Sequence[Path], reference: str | None) -> Results:
+    """Return the results of finished runs in any folders, to be compared as a study.
+
+    Args:
+        paths: folders of the runs.
+        reference: name of the row (configuration) that others are compared to; the first if None.
+
+    Raises:
+        UsageError: naming a run that is not finished, or two that cannot be compared.
+    """
+    study, facts, runs = read_runs(paths)
+    command = ["recbole-pos", "compare", *map(str, paths)]
+    if reference:
+        study["reference"] = reference
+        command += ["--reference", reference]
+    plan = make_plan(Source(RUN_FOLDERS, study))
+    return make_results(plan, facts, runs, shlex.join(command))
 
 
 def _find_run_folders(argument: Any) -> list[Path]:
@@ -471,30 +456,20 @@ def _train_missing(
 
 
 def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
-    """Write the files of a comparison, print its tables, and return it.
-
-    A comparison has the numbers of one table of the study: means, and differences from the
-    reference, over all test targets and by bins of targets.
+    """Write the files of a comparison, print its tables and the paths of the files, and return it.
 
     Args:
         results: results of the runs.
-        reporter: prints tables, warnings and the paths of the files.
+        reporter: prints the lines.
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
         latex: whether files for a paper, in LaTeX, are written as well.
     """
-    # Imported here, since matplotlib takes half a second to import, and runs begin before that.
-    from recbole_pos.study.study_report import print_results, write_results
-
-    files, tables = write_results(results, folder, latex), make_tables(results)
-    print_results(results, tables, reporter)
+    compared = Compared(results, folder)
+    files = compared.write(folder, latex)
+    compared.show(reporter)
     for file in files:
         reporter.line(str(file))
-
-    # The table of the returned object has only the lines over ALL targets, without those of bins.
-    all_lines = tabulate(results.comparisons)
-    table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
-    differences = concatenate([comparison.differences for comparison in results.comparisons])
-    return Compared(results.runs, differences, folder, table_frame, tables, results)
+    return compared
 
 
 def _warn_of_failures(runs: pd.DataFrame) -> None:

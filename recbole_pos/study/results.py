@@ -1,15 +1,14 @@
 """The results of a study so far, read from run folders: the only input of its tables and report.
 
-:func:`collect_results` reads the runs of a study's folder, :func:`collect_runs` any finished run
+:func:`collect_results` reads the runs of a study's folder, :func:`read_runs` any finished run
 folders. They read config.yaml, result.json, metrics.jsonl and the ranks of the test targets, and
 return :class:`Results`. :func:`compare_rows` computes the numbers of one table from them.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import REQUEST_TIME_WARNING, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
-from recbole_pos.study.plan import COLD, METRICS, Plan, Source, TablePlan, list_fits, name_bins
+from recbole_pos.study.plan import COLD, METRICS, Plan, TablePlan, list_fits, name_bins
 from recbole_pos.study.statistics import (
     DIFFERENCES,
     RankTable,
@@ -31,7 +30,6 @@ from recbole_pos.study.statistics import (
     compute_means,
     is_from_ranks,
 )
-from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFacts, StudyFolder, read_curve
 from recbole_pos.yaml_files import read_yaml
 
@@ -46,17 +44,21 @@ _VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a ta
 _SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 
 
-class _Run(NamedTuple):
-    """A run of a study.
+class Run(NamedTuple):
+    """A run of a study, as far as it has come.
 
     Attributes:
         facts: what is known of it by name: row (the configuration), seed, status, and the content
             of its ``result.json``, if it is finished.
-        folder: its folder; None for a run that failed before it had one.
+        ranks: one line per test target with its rank; None if the run has saved no ranks.
+        curve: epoch (from 0) -> validation value of the study's first metric.
+        warnings: sentences on what inflates or spoils its metrics.
     """
 
     facts: dict[str, Any]
-    folder: RunFolder | None
+    ranks: pd.DataFrame | None = None
+    curve: Mapping[int, float] = {}
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,7 @@ class Results:
         searches: one line per trial: row, trial, options (text), value (in validation), metric
             (of the value), chosen (bool).
         command: command that repeats the study.
-        split: split, target, and by phase targets, repeated_targets and tied_targets, as
-            :func:`recbole_pos.data.targets.make_split` gives them; empty if unknown.
-        warnings: sentences on what in the data inflates the metrics.
-        data: facts about the data: name -> number or text.
-        versions: package -> version.
+        facts: its data, split, versions of packages, and warnings.
     """
 
     plan: Plan
@@ -87,10 +85,7 @@ class Results:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     searches: pd.DataFrame = field(default_factory=pd.DataFrame)
     command: str = ""
-    split: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    data: Mapping[str, int | str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    facts: StudyFacts = field(default_factory=StudyFacts)
 
     @property
     def done(self) -> pd.DataFrame:
@@ -275,45 +270,46 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 # --- reading the runs ---
 
 
-def collect_results(plan: Plan, folder: StudyFolder) -> Results:
+def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ()) -> Results:
     """Return the results of a study so far, from the run folders in its folder.
 
     Args:
         plan: the study, whose runs are looked for.
         folder: folder of the study.
+        judged: predictions of other systems, as runs of rows (configurations) of the study.
 
     Raises:
         UsageError: naming a file that is damaged.
     """
     facts = folder.read_facts()
     digests = folder.find_current_digests(plan)  # name of a fit -> hash that names its run's folder
-    runs: list[_Run] = []
+    runs = list(judged)
     trials = []  # one line per finished or failed trial and seed
     chosen: dict[str, str] = {}  # row -> text of the options that its search has chosen
 
     # A fit is a run that the plan asks for, of one row (configuration) with one seed.
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
-        run, run_facts = folder.run(digest), folder.read_fit(digest)  # no facts without a folder
+        run_folder, run_facts = folder.run(digest), folder.read_fit(digest)
         searched = format_pairs(run_facts.get("searched") or {})
         identity = {"row": fit.row, "seed": fit.seed}
 
         if fit.trial is not None:  # a trial of the row's search
-            if run_facts and run.config.is_file():  # else its process has not begun
-                metric = str(run.read_config()["valid_metric"]).lower()
+            if run_facts and run_folder.config.is_file():  # else its process has not begun
+                metric = str(run_folder.read_config()["valid_metric"]).lower()
                 value = (run_facts.get("best_valid") or {}).get(metric)
                 line = {"row": fit.row, "trial": fit.trial, "metric": metric, "value": value}
                 trials.append({**line, "options": searched})
-        elif run_facts:
+        elif run_facts:  # it has a folder
             chosen[fit.row] = searched
             identity["path"] = f"runs/{digest}"
-            runs.append(_Run({**run_facts, **identity}, run))
+            runs.append(_read_run(run_folder, {**run_facts, **identity}, plan.metrics[0]))
         elif fit.name in facts.unmade:  # it failed before it had a folder, for this reason
             failure = {"status": FAILED, "reason": facts.unmade[fit.name]}
-            runs.append(_Run({**identity, **failure}, None))
+            runs.append(Run({**identity, **failure}))
 
     searches = _average_trials(pd.DataFrame(trials), len(plan.trial_seeds), chosen)
-    return _make_results(plan, facts, runs, folder.make_command(plan), searches)
+    return make_results(plan, facts, runs, folder.make_command(plan), searches)
 
 
 def _average_trials(
@@ -345,14 +341,16 @@ def format_pairs(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in options.items())
 
 
-def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
-    """Return the results of finished runs in any folders, to be compared as a study.
+def read_runs(paths: Sequence[Path]) -> tuple[dict[str, Any], StudyFacts, list[Run]]:
+    """Read finished runs in any folders, and describe them as a study.
 
-    Runs that differ in nothing but the seed become one row (configuration) of the comparison.
+    Runs that differ in nothing but the seed become one row (configuration) of the study.
 
     Args:
         paths: folders of the runs, which must have the same data and split.
-        reference: name of the row that others are compared to; the first if None.
+
+    Returns:
+        The content of the study, as in its yaml file; facts about its data; and the runs.
 
     Raises:
         UsageError: naming a run that is not finished, or two that cannot be compared.
@@ -376,41 +374,48 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
                     f"{config.get(key)} and {first_config.get(key)}"
                 )
 
+    # The metrics are the default ones (METRICS), after the metric of early stopping, if ranks are
+    # enough for it.
+    metric = str(first_config.get("valid_metric")).lower()
+    metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
+
     # The runs, each with its row and seed. Two runs of one row and seed are refused, since ranks
     # are kept by row and seed.
-    runs: dict[tuple[str, int], _Run] = {}
+    runs: dict[tuple[str, int], Run] = {}
     rows: dict[str, dict[str, Any]] = {}
     for path, config, name, result in zip(paths, configs, names, results, strict=True):
         seed = config["seed"]
         if (name, seed) in runs:
             raise UsageError(f"compare: {path} is a second run of {name} with one seed")
         identity = {"row": name, "seed": seed, "status": DONE, "path": str(path)}
-        runs[name, seed] = _Run({**asdict(result), **identity}, RunFolder(path))
+        runs[name, seed] = _read_run(RunFolder(path), {**asdict(result), **identity}, metrics[0])
         rows[name] = {key: config[key] for key in ("model", "item_vectors") if config.get(key)}
 
-    # Describe the runs as a study, so that tables and report are made as usual. Its metrics are the
-    # default ones (METRICS). The metric of early stopping comes first, if ranks are enough for it.
-    metric = str(first_config.get("valid_metric")).lower()
-    study: dict[str, Any] = {
-        "dataset": first_config["dataset"],
-        "title": f"{len(paths)} runs on {first_config['dataset']}",
-        "rows": rows,
-        "metrics": list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS)),
-        "seeds": sorted({config["seed"] for config in configs}),
-        "reference": reference or names[0],
-    }
-    command = ["recbole-pos", "compare", *map(str, paths)]
-    if reference:
-        command += ["--reference", reference]
-    plan = make_plan(Source(RUN_FOLDERS, study))
+    dataset, seeds = first_config["dataset"], sorted({config["seed"] for config in configs})
+    title = f"{len(paths)} runs on {dataset}"
+    study = {"dataset": dataset, "title": title, "rows": rows, "metrics": metrics, "seeds": seeds}
     # Facts of the first run, since all have the same data. The warning that a model knows the time
-    # of the request is left out, since _make_results adds it again with the names of the rows.
+    # of the request is left out, since make_results adds it again with the names of the rows.
     facts = StudyFacts(
         versions=first_result.versions,
         warnings=[text for text in first_result.warnings if text != REQUEST_TIME_WARNING],
         split=first_result.split,
     )
-    return _make_results(plan, facts, list(runs.values()), shlex.join(command), pd.DataFrame())
+    return study, facts, list(runs.values())
+
+
+def _read_run(folder: RunFolder, facts: dict[str, Any], metric: str) -> Run:
+    """Return a run with its ranks and its learning curve, which are read from its folder.
+
+    Args:
+        folder: folder of the run.
+        facts: what is known of the run by name.
+        metric: metric of the curve.
+    """
+    has_ranks = facts["status"] == DONE and folder.ranks.is_file()
+    # A retest only tests a model of another run. Its epochs are a copy, so leave them out.
+    curve = {} if facts.get("stage") == "retest" else read_curve(folder, metric)
+    return Run(facts, pd.read_parquet(folder.ranks) if has_ranks else None, curve)
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
@@ -436,11 +441,7 @@ def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a name for each run: its model, and the options in which that model's runs differ.
 
     Two SASRec runs with one and two heads are named ``SASRec (n_heads: 1)`` and ``SASRec (n_heads:
-    2)``. Runs that differ only in the seed, or in options without an effect on results, get the
-    same name.
-
-    Args:
-        configs: options of each run.
+    2)``. Runs that differ only in the seed, or in options without an effect, get the same name.
     """
     # Options that may be part of a name: all but the seed and those that do not change results
     # (INDIFFERENT). The options STARTS, such as init_from, name a run whose weights training starts
@@ -464,20 +465,25 @@ def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def _make_results(
-    plan: Plan, facts: StudyFacts, runs: list[_Run], command: str, searches: pd.DataFrame
+def make_results(
+    plan: Plan,
+    facts: StudyFacts,
+    runs: Sequence[Run],
+    command: str = "",
+    searches: pd.DataFrame | None = None,
 ) -> Results:
     """Return the results of a study from its runs, sorted by row (configuration) and seed.
 
     Args:
         plan: the study; its rows give the order.
-        facts: facts about its data and split.
+        facts: facts about its data, split and versions.
         runs: the runs, in any order.
         command: command that repeats the study.
-        searches: one line per trial of its searches; an empty frame without a search.
+        searches: one line per trial of its searches; None without a search.
 
     Raises:
-        UsageError: if the runs have ranks of different test targets.
+        UsageError: if the runs have ranks of different test targets, or if the runs of one table
+            have ranked different items.
     """
     metric, row_order = plan.metrics[0], list(plan.rows)
     runs = sorted(runs, key=lambda run: (row_order.index(run.facts["row"]), run.facts["seed"]))
@@ -485,14 +491,16 @@ def _make_results(
     curves = []  # one line per epoch
     for run in runs:
         row, seed = run.facts["row"], run.facts["seed"]
-        if run.folder is None:
-            continue
-        if run.facts["status"] == DONE and run.folder.ranks.is_file():
-            ranks[row, seed] = pd.read_parquet(run.folder.ranks)
-        # A retest only tests a model of another run. Its epochs are a copy, so leave them out.
-        if run.facts.get("stage") != "retest":
-            for epoch, value in read_curve(run.folder, metric).items():  # validation values
-                curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
+        if run.ranks is not None:
+            ranks[row, seed] = run.ranks
+        for epoch, value in run.curve.items():
+            curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
+
+    # Rows of one table must have ranked the same items, which ``candidates`` says in words.
+    candidates = {run.facts["row"]: str(run.facts.get("candidates", "")) for run in runs}
+    for plan_table in plan.tables:
+        known = {row: candidates[row] for row in plan_table.rows if candidates.get(row)}
+        require_same_candidates(known)
 
     # The table of runs, and one with the version of each package in each run.
     empty: dict[str, Any] = {"row": [], "seed": [], "status": []}
@@ -501,18 +509,20 @@ def _make_results(
     warnings = [*facts.warnings, *_warn_of_versions(table, versions)]
     if runs:
         warnings += _warn_of_better_conditions(table, facts.split)
+    warnings += [text for run in runs for text in run.warnings]
+    known_versions = {name: ", ".join(versions[name].dropna().unique()) for name in versions}
     return Results(
         plan=plan,
         runs=table,
         ranks=RankTable.from_runs(ranks) if ranks else None,
         curves=pd.DataFrame(curves),
-        searches=searches,
+        searches=pd.DataFrame() if searches is None else searches,
         command=command,
-        split=facts.split,
-        warnings=tuple(dict.fromkeys(warnings)),  # each once
-        data=facts.data,
-        versions={name: ", ".join(versions[name].dropna().unique()) for name in versions}
-        or facts.versions,
+        facts=replace(
+            facts,
+            warnings=list(dict.fromkeys(warnings)),  # each once
+            versions=known_versions or facts.versions,
+        ),
     )
 
 
@@ -524,9 +534,8 @@ def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:
             configuration), seed, status and path. An unfinished or old run lacks some.
         metric: the study's first metric, whose validation value is in the line.
     """
-    # ``cpu (AMD EPYC, AVX512), 1 thread, float32``
-    device, device_text = facts.get("device") or {}, ""
-    if device:
+    device_text = ""
+    if device := facts.get("device"):  # "cpu (AMD EPYC, AVX512), 1 thread, float32"
         processor = f" ({device['processor']})" if device.get("processor") else ""
         threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
         device_text = f"{device['name']}{processor}, {threads}, {device['precision']}"
@@ -544,8 +553,7 @@ def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:
         **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
         **(facts.get("test") or {}),
         **costs,
-        "parameters": facts.get("parameters"),
-        "device": device_text,
+        **{"parameters": facts.get("parameters"), "device": device_text},
         "request_time": facts.get("request_time", "none"),
         **{key: facts.get(key, "") for key in texts},
     }
@@ -555,7 +563,7 @@ def _warn_of_better_conditions(runs: pd.DataFrame, split: dict[str, Any]) -> lis
     """Return warnings about two conditions that make metrics of some runs better than others'.
 
     Some models know the time of the interaction that they predict. And some runs do not rank items
-    that the user has had before, so that they cannot find targets that the user has had before.
+    that the user has had before, so that they cannot find such targets.
 
     Args:
         runs: one line per run; ``request_time`` is ``target`` if its model knows that time, and

@@ -1,19 +1,17 @@
 """Predictions of other systems in the tables of this package.
 
 :func:`score` is the command and the public function: it takes files or frames with recommended
-lists, by themselves or beside runs. :func:`judge_rows` and :func:`add_judged` put the rows
-``predictions: FILE`` of a study into its results, where they get the same intervals and corrections
-as rows that are trained.
+lists, by themselves or beside runs. :func:`judge_rows` and :func:`list_judged_runs` make runs of
+the rows ``predictions: FILE`` of a study. In its results they get the same intervals and
+corrections as rows that are trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import list_warnings
@@ -27,19 +25,12 @@ from recbole_pos.referee.requests import (
 )
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
-from recbole_pos.study.configs import require_same_candidates
 from recbole_pos.study.plan import Plan, Source
-from recbole_pos.study.rendered_table import RenderedTable
-from recbole_pos.study.result_tables import make_tables
-from recbole_pos.study.results import (
-    RUN_FOLDERS,
-    Results,
-    collect_runs,
-    concatenate,
-)
-from recbole_pos.study.statistics import RankTable, is_from_ranks
+from recbole_pos.study.result_tables import Report
+from recbole_pos.study.results import RUN_FOLDERS, Run, make_results, read_runs
+from recbole_pos.study.statistics import is_from_ranks
 from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_folder import PackedStudy
+from recbole_pos.study.study_folder import PackedStudy, StudyFacts
 
 _METRICS = ("ndcg", "hit", "mrr")  # metrics by default
 _MAIN_CUTOFF = 10  # cutoff of the first metric, if the lists are long enough
@@ -49,28 +40,15 @@ Judged = Mapping[tuple[str, int], Judgement]  # (row, seed) -> ranks and faults 
 
 
 @dataclass(frozen=True, repr=False)
-class Scored:
+class Scored(Report):
     """The result of :func:`score`.
 
     Attributes:
-        results: results of which tables and charts are made.
-        judgements: one for each file or frame, with its ranks, and counts of its faults.
-        tables: the tables; the first is the text of this object.
+        judgements: one for each file or frame, with its ranks, and counts of its faults. A fault is
+            something wrong with the lists of a system, such as an item twice in one.
     """
 
-    results: Results
     judgements: Sequence[Judgement]
-    tables: Sequence[RenderedTable]
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One line per row (system or run) and metric: mean and standard deviation over seeds."""
-        return self.results.comparisons[0].means
-
-    @property
-    def pairs(self) -> pd.DataFrame:
-        """One line per row (system or run): difference from the reference, interval, p, star."""
-        return self.results.comparisons[0].differences
 
     @property
     def faults(self) -> list[str]:
@@ -78,35 +56,14 @@ class Scored:
         return [text for judgement in self.judgements for text in judgement.list_faults()]
 
     def show(self, reporter: Reporter) -> None:
-        """Print the tables, the warnings, and the faults of the lists that no warning names.
-
-        A fault is something wrong with the lists of a system, such as an item twice in one.
-
-        Args:
-            reporter: prints the lines.
-        """
-        from recbole_pos.study.study_report import (
-            print_results,  # here, since it imports matplotlib
-        )
-
-        print_results(self.results, self.tables, reporter)
-        for text in self.faults:  # a frequent fault is a warning already
-            if text not in self.results.warnings:
+        """Print the tables, the warnings, and the faults of the lists."""
+        super().show(reporter)
+        for text in self.faults:
+            if text not in self.results.facts.warnings:  # a frequent fault is a warning already
                 reporter.line(text)
 
-    def write(self, folder: str | Path) -> list[Path]:
-        """Write the files of a comparison and those for a paper; return their paths."""
-        from recbole_pos.study.study_report import (
-            write_results,  # here, since it imports matplotlib
-        )
-
-        return write_results(self.results, Path(folder), latex=True)
-
     def __repr__(self) -> str:
-        return "\n\n".join([self.tables[0].markdown(), *self.faults])
-
-    def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.tables)
+        return "\n\n".join([super().__repr__(), *self.faults])
 
 
 def score(
@@ -160,35 +117,30 @@ def score(
 
     # Make a study whose rows (configurations) are the system and the runs, if there are any, so
     # that means, differences and tables are made as for any study.
-    results = collect_runs([Path(run) for run in runs]) if runs else None
-    study = results.plan.source.content if results else {"dataset": dataset.dataset_name}
-    rows = study.get("rows", {})
-    if name in rows:
+    if runs:
+        study, facts, found = read_runs([Path(run) for run in runs])
+    else:
+        # The facts of a split that tables show are about the test targets. "none": the system is
+        # not known to know the time of a request.
+        summary = dataset.split.summary
+        warnings = list_warnings(summary, requests.candidates, "none")
+        study, found = {"dataset": dataset.dataset_name, "rows": {}}, []
+        facts = StudyFacts(split=summary if part == "test" else {}, warnings=warnings)
+    if name in study["rows"]:
         raise UsageError(f"name: {name} is the name of a run, too; give another")
     if unknown := [metric for metric in metrics or () if not is_from_ranks(metric)]:
         raise UsageError(f"metrics: {unknown[0]} does not follow from ranks, as ndcg@10 does")
     length = min(judgement.length for judgement in judged.values())
-    study = {
-        **study,
+    study |= {
         "title": f"{name} on {dataset.dataset_name}, {len(requests):,} {part} requests",
         # No file is named, since the lists have been judged already.
-        "rows": {**rows, name: {"predictions": {seed: "" for _, seed in judged}}},
+        "rows": {**study["rows"], name: {"predictions": {seed: "" for _, seed in judged}}},
         "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
     }
     # With this source the plan counts as made afterwards, so that no run is missing.
     plan = make_plan(Source(RUN_FOLDERS, study))
-    if results is None:
-        # The facts of a split that tables show are about the test targets. "none": the system is
-        # not known to know the time of a request.
-        summary = dataset.split.summary
-        results = Results(
-            plan,
-            runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
-            split=summary if part == "test" else {},
-            warnings=tuple(list_warnings(summary, requests.candidates, "none")),
-        )
-    results = add_judged(replace(results, plan=plan), judged)
-    return Scored(results, list(judged.values()), make_tables(results))
+    results = make_results(plan, facts, [*found, *list_judged_runs(plan, judged)])
+    return Scored(results, list(judged.values()))
 
 
 def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
@@ -247,45 +199,25 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
     return judged
 
 
-def add_judged(results: Results, judged: Judged) -> Results:
-    """Return results to which predictions of other systems are added, as if they were runs.
+def list_judged_runs(plan: Plan, judged: Judged) -> list[Run]:
+    """Return predictions of other systems as runs of a study, for its results.
 
     Args:
-        results: results of the runs of a study; there may be none.
-        judged: (row, seed) -> judgement of its predictions: ranks, candidates and warnings.
+        plan: the study.
+        judged: (row, seed) -> judgement of its predictions: ranks, candidates and warnings. A row
+            is a configuration.
 
     Raises:
-        UsageError: if the lists are too short for a metric of the study, or if the rows of a table
-            differ in their targets or in the items that they rank.
+        UsageError: if the lists are too short for a metric of the study.
     """
-    if not judged:
-        return results
-    _require_lengths(results.plan, judged)
-
-    # A line per target with its rank, for each run and for each file of predictions. The ranks of
-    # ``results.ranks`` are [runs, targets], those of a judgement in the order of its requests.
-    frames: dict[tuple[str, int], pd.DataFrame] = {}
-    if results.ranks is not None:
-        runs = results.ranks.runs.itertuples()
-        for run, ranks in zip(runs, results.ranks.rank, strict=True):
-            frames[str(run.row), int(run.seed)] = results.ranks.targets.assign(rank=ranks)
-    lines, warnings = [], list(results.warnings)
+    _require_lengths(plan, judged)
+    runs = []
     for (row, seed), judgement in judged.items():
-        frames[row, seed] = judgement.requests.make_rank_table(judgement.ranks)
-        line = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
-        # Candidates are the items that were ranked, in words. Other columns of runs stay empty.
-        line |= {"candidates": judgement.requests.candidates, "request_time": "none"}
-        lines.append({**line, **dict.fromkeys(("reason", "device", "commit", "digest"), "")})
-        warnings += judgement.warnings
-
-    # Rows of one table must rank the same items.
-    table_of_runs = concatenate([results.runs, pd.DataFrame(lines)])
-    ranked = table_of_runs[table_of_runs["status"] == DONE]
-    candidates = dict(zip(ranked["row"], ranked["candidates"], strict=True))
-    for table in results.plan.tables:
-        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
-    rank_table = RankTable.from_runs(frames)  # refuses runs with different targets
-    return replace(results, runs=table_of_runs, ranks=rank_table, warnings=tuple(warnings))
+        facts = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
+        facts["candidates"] = judgement.requests.candidates  # the items that were ranked, in words
+        ranks = judgement.requests.make_rank_table(judgement.ranks)
+        runs.append(Run(facts, ranks, warnings=judgement.warnings))
+    return runs
 
 
 def _require_lengths(plan: Plan, judged: Judged) -> None:

@@ -232,7 +232,7 @@ def _check_row(plan: Plan, name: str) -> None:
 
     if row.predictions:  # those of another system, which has no options here
         wrong = given - {"predictions", "of"}
-        problem = "another system made the predictions; leave it out"
+        problem = "another system made the predictions; leave out all other keys"
     elif row.attach:  # position schemes are added to the trained models of another row, its parent
         plan.source.require_choice((*path, "attach"), row.parent, plan.rows)
         wrong = given & {"model", "position", "retest", "config_files", "search"}

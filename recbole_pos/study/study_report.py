@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import atomic_write, write_text
 from recbole_pos.inspect.pictures import shorten
-from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.rendered_table import (
     PAGES,
-    RenderedTable,
     format_count,
     format_duration,
     format_number,
@@ -111,21 +108,6 @@ def write_results(results: Results, folder: Path, latex: bool = False) -> list[P
             with atomic_write(files[-1], text=False) as file:
                 chart.figure.savefig(file, format="pdf", metadata={"CreationDate": None})
     return files
-
-
-def print_results(results: Results, tables: Iterable[RenderedTable], reporter: Reporter) -> None:
-    """Print the tables of a study, and the warnings about its data and runs.
-
-    Args:
-        results: results of the study.
-        tables: its tables.
-        reporter: prints them in the width of the terminal.
-    """
-    for table in tables:
-        reporter.line(table)
-        reporter.line("")
-    for text in results.warnings:
-        reporter.warning(text)
 
 
 def _to_csv(frame: pd.DataFrame) -> str:
@@ -249,7 +231,7 @@ def _collect_facts(results: Results) -> dict[str, str]:
     Returns:
         Name -> text. If runs have different devices or commits, the text lists them.
     """
-    facts = dict(results.versions)
+    facts = dict(results.facts.versions)
     # Results of other systems have no device, commit or time, so columns may be missing or empty.
     done = results.done.reindex(columns=["device", "commit", "seconds"])
     for column in ("device", "commit"):
@@ -270,14 +252,12 @@ class Chart:
         kind: ``differences``, ``seconds``, ``parameters`` or ``curves``.
         title: title above the picture, as text of the page.
         figure: the picture.
-        alternative: text with all values, for those who cannot see the picture.
         note: how to read the picture.
     """
 
     kind: str
     title: str
     figure: Figure
-    alternative: str
     note: str = ""
 
     @property
@@ -349,18 +329,11 @@ def draw_differences(comparison: Comparison) -> Chart | None:
     metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
     axes.set_xlabel(f"difference in {metric} from {shorten(reference, _MAX_NAME)}")
 
-    # The same values as text.
-    values = "; ".join(
-        f"{line['row']} {line['difference']:+.4f}, "
-        + ("no CI" if math.isnan(line["low"]) else f"{line['low']:+.4f} to {line['high']:+.4f}")
-        for line in lines
-    )
     note = "Filled: significant after Holm's correction over the table."
     if any(line["seed_noise"] != "own" for line in lines):
         note += " Dotted: a side has one seed."
     title = f"Difference from {reference}, 95% CI"
-    alternative = f"Intervals of differences in {metric}: {values}"
-    return Chart("differences", title, figure, alternative, note)
+    return Chart("differences", title, figure, note)
 
 
 def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | None:
@@ -409,13 +382,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     axes.set(xlabel=f"{cost_name} (median over seeds)", ylabel=metric)
     figure.legend(**_LEGEND)
 
-    # The same values as text.
-    values = "; ".join(
-        f"{row} {point['mean']:.4f} at {format_cost(point['cost'])}"
-        for row, point in points.iterrows()
-    )
-    title = f"{metric} against {cost_name}"
-    return Chart(column, title, figure, f"{title}: {values}")
+    return Chart(column, f"{metric} against {cost_name}", figure)
 
 
 def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
@@ -455,11 +422,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     figure.legend(**_LEGEND)
 
-    # The best values as text.
-    best = curves.groupby("row", sort=False)["value"].max()
-    values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
-    title = f"Validation {metric}, one line per run"
-    return Chart("curves", title, figure, f"Learning curves: {values}")
+    return Chart("curves", f"Validation {metric}, one line per run", figure)
 
 
 def _make_style(results: Results, row: Any) -> dict[str, Any]:
