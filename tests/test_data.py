@@ -11,7 +11,6 @@ import pytest
 import shop
 import torch
 from conftest import make_log, small, write_atomic
-from recbole.evaluator import Collector
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
@@ -21,7 +20,6 @@ from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID
 from recbole_pos.data.targets import _find_values
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.experiment.evaluation import TargetCollector
 from recbole_pos.position.schemes import SCHEMES
 
 
@@ -68,30 +66,6 @@ def test_missing_times_are_an_error(tmp_path: Path) -> None:
     frame.loc[[3, 5], "timestamp"] = np.nan, np.inf
     with pytest.raises(UsageError, match="2 of .* no finite 'timestamp'"):
         read(write_atomic(frame, tmp_path), None)
-
-
-@pytest.mark.parametrize("metrics", [["Recall", "MRR", "ItemCoverage"], ["GAUC"]])
-def test_the_evaluator_is_given_what_recbole_gives_it(tiny: Path, metrics: list[str]) -> None:
-    """With ties, where RecBole orders them."""
-    has_ties = metrics == ["GAUC"]
-    ranked = metrics[0] if has_ties else f"{metrics[0]}@3"
-    given = {"data_path": str(tiny), "metrics": metrics, "topk": [3], "valid_metric": ranked}
-    config = PosConfig("PosSASRec", "tiny", None, given)
-    found = []
-    for kind in (TargetCollector, Collector):
-        torch.manual_seed(0)
-        collector = kind(config)
-        for rows, items in ((4, 9), (1, 9), (6, 9)):
-            scores = torch.randn(rows, items)
-            scores = scores.round() if has_ties else scores
-            scores[:, 0] = -torch.inf
-            targets = torch.arange(rows), torch.randint(1, items, (rows,))
-            collector.eval_batch_collect(scores, None, *targets)
-        found.append(collector.get_data_struct()._data_dict)
-    ours, other = found
-    assert set(ours) == set(other) and ours
-    for key, value in ours.items():
-        assert value.dtype == other[key].dtype and torch.equal(value, other[key])
 
 
 THREE = ["train", "valid", "test"]
@@ -224,34 +198,42 @@ def test_what_assumes_an_order_in_time_refuses_times_that_fall(
             prepare(small(model, **given))
 
 
-def test_what_cannot_be_a_given_split(log: pd.DataFrame, tmp_path: Path) -> None:
+BY_TIME = {"eval_args": {"split": {"GT": [0.9]}}}
+BY_SESSION = {"eval_args": {"split": {"ST": [0.9]}}, "train_fraction": "1/4"}
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "words"),
+    [
+        (THREE, BY_TIME, "benchmark_filename give all three parts"),
+        (["train"], {}, "benchmark_filename: expected names of three different parts"),
+        (["train", "train"], {}, "benchmark_filename: expected names of three different parts"),
+        (["train", "tets"], {}, r"benchmark_filename.*tiny\.tets\.inter"),
+        (["train", "test"], BY_SESSION, "train_fraction.* only without benchmark_filename"),
+    ],
+)
+def test_what_cannot_be_a_given_split(
+    log: pd.DataFrame, tmp_path: Path, files: list[str], options: dict[str, Any], words: str
+) -> None:
     folder = write_parts(leaking(log), tmp_path)
-    by_time = {"eval_args": {"split": {"GT": [0.9]}}}
-    with pytest.raises(UsageError, match="benchmark_filename"):
-        read(folder, THREE, **by_time)
-    for files in (["train"], [*THREE, "more"], ["train", "train"], "train", ["train", 3]):
-        with pytest.raises(UsageError, match="benchmark_filename"):
-            read(folder, files)
-    with pytest.raises(UsageError, match=r"benchmark_filename.*tiny\.tets\.inter"):
-        read(folder, ["train", "tets"])
-    read(folder, ["train", "test"], **by_time)
-    sessions = {"eval_args": {"split": {"ST": [0.9]}}, "train_fraction": "1/4"}
-    with pytest.raises(UsageError, match="train_fraction.* only without benchmark_filename"):
-        read(folder, ["train", "test"], **sessions)
-    last = read(folder, THREE, eval_args={"target": "last"}).split  # the files have several each
-    assert last.summary["not_chosen"]["test"] > 0
+    with pytest.raises(UsageError, match=words):
+        read(folder, files, **options)
+
+
+def test_one_target_is_chosen_of_several_in_a_given_part(log: pd.DataFrame, tmp_path: Path) -> None:
+    folder = write_parts(leaking(log), tmp_path)
+    split = read(folder, THREE, eval_args={"target": "last"}).split
+    assert split.summary["not_chosen"]["test"] > 0
+
+
+def test_given_parts_must_have_the_same_columns(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
     for part, kind in (("train", "float"), ("test", "token")):
         lines = f"user_id:token\titem_id:token\ttimestamp:float\tr:{kind}\nu1\ti1\t1\t5\n"
-        (folder / "tiny" / f"tiny.{part}.inter").write_text(lines)
+        (tmp_path / "tiny" / f"tiny.{part}.inter").write_text(lines)
     load_col = {"inter": ["user_id", "item_id", "timestamp", "r"]}
     with pytest.raises(UsageError, match=r"tiny\.test\.inter: loaded are .*r:token, but"):
-        read(folder, ["train", "test"], load_col=load_col)
-    lines = "user_id:token\titem_id_list:token_seq\titem_id:token\nu1\ti1 i2\ti3\n"
-    (folder / "tiny" / "tiny.train.inter").write_text(lines)  # as RecBole wants them
-    with pytest.raises(
-        UsageError, match="timestamp:float .* item_id_list:token_seq.*--time row_order"
-    ):
-        read(folder, ["train", "test"])
+        read(tmp_path, ["train", "test"], load_col=load_col)
 
 
 @pytest.mark.parametrize("names", ["user_id", "item_id"])
@@ -363,11 +345,6 @@ def brute_force(split: dict[str, Any], bought: Any) -> list[tuple[str, float, st
                 parts[-1] = TEST
             if n > 2:
                 parts[-2] = VALID
-        elif "RS" in split:
-            valid = test = n // 4
-            if n and 0 < n / 4 < 1 and n > 1:
-                test, valid = 1, 1 if n > 2 else 0
-            parts = [TRAIN] * (n - valid - test) + [VALID] * valid + [TEST] * test
         else:
             parts = [
                 int(row.timestamp > edges[0]) + int(row.timestamp > edges[1]) for row in targets
@@ -381,7 +358,6 @@ def brute_force(split: dict[str, Any], bought: Any) -> list[tuple[str, float, st
     ("split", "wanted"),
     [
         ({"LS": "valid_and_test"}, {"stars": [4.5, 5], "kind": "view"}),
-        ({"RS": [2, 1, 1]}, BUY),
         ({"GT": [0.6, 0.8]}, BUY),
     ],
     ids=str,

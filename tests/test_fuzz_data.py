@@ -8,7 +8,6 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +35,12 @@ FILES = {
 CELLS = ["", " ", "NA", "null", "nan", "inf", "-inf", "1e308", "1e309", "1e-320", "9" * 400, "0x10"]
 CELLS += ["1_000", "1,5", "+7", " 5", "5 ", "True", "٣", "-0", "--1", "[PAD]", "x" * 20_000, "😀"]
 CELLS += ['"', '""', '"a"', '"a""b"', 'a"b', '"a"b', '"a\tb"', '"a\nb"', "\\", "\u2028", "\x85"]
-BYTES = [b"\0", b'"', b"\t", b"\n", b"\r", b" ", b"\xff", codecs.BOM_UTF8, b":"]
-
-Damage = Callable[[random.Random, bytes], bytes]
-
-
-def flip(rng: random.Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 3, 20])):
-        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
-def insert(rng: random.Random, data: bytes) -> bytes:
-    at, size = rng.randrange(len(data) + 1), rng.choice([5, 500])
-    return data[:at] + rng.choice([*BYTES, data[at : at + size]]) + data[at:]
 
 
 def cut_out(rng: random.Random, data: bytes) -> bytes:
+    """A few bytes, or all that follow."""
     at = rng.randrange(len(data) + 1)
     return data[:at] + data[at + rng.choice([1, 5, 50, 10**6]) :]
-
-
-def encode(rng: random.Random, data: bytes) -> bytes:
-    encoding = rng.choice(["utf-16", "utf-16-le", "cp1252", "utf-32", "utf-7"])
-    return data.decode("utf-8", "replace").encode(encoding, "replace")
 
 
 def change_lines(rng: random.Random, data: bytes) -> bytes:
@@ -80,20 +60,18 @@ def set_cell(rng: random.Random, data: bytes) -> bytes:
     return b"\n".join(map(b"\t".join, rows))
 
 
-DAMAGES: list[Damage] = [
-    *(flip, insert, cut_out, encode, change_lines, change_lines, *[set_cell] * 9),
-    lambda rng, data: codecs.BOM_UTF8 + data,
-    lambda rng, data: data.replace(b"\n", rng.choice([b"\r\n", b"\r", b"\n\r", b"\n\n"])),
-    lambda rng, data: rng.choice([b"", b"\n", b" \n\t\n", rng.randbytes(50)]),
-]
+def change_line_ends(rng: random.Random, data: bytes) -> bytes:
+    return codecs.BOM_UTF8 + data.replace(b"\n", rng.choice([b"\r\n", b"\r", b"\n\n"]))
+
+
+DAMAGES = [cut_out, change_lines, change_line_ends, set_cell, set_cell, set_cell]
 
 
 def damage_files(rng: random.Random) -> dict[str, bytes]:
     texts = {suffix: ("\n".join(rows) + "\n").encode() for suffix, rows in FILES.items()}
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+    for _ in range(rng.choice([1, 1, 1, 2])):
         suffix = rng.choice(["inter", "inter", "item", "user"])
-        if texts[suffix].strip():
-            texts[suffix] = rng.choice(DAMAGES)(rng, texts[suffix])
+        texts[suffix] = rng.choice(DAMAGES)(rng, texts[suffix])
     return texts
 
 
@@ -121,21 +99,17 @@ def parse(data: bytes) -> tuple[list[tuple[str, str]], list[list[str]]]:
     return columns, rows[1:]
 
 
-def number(cell: str) -> float:
-    """nan where none exists."""
-    if cell in MISSING:
-        return math.nan
-    value = {"true": 1.0, "false": 0.0}.get(cell.lower())
-    value = float(cell) if value is None else value
-    return value if math.isfinite(value) else math.nan
-
-
 def value(cell: str, kind: str) -> Any:
     """None, nan or an empty list where something is missing."""
     if kind.endswith("_seq"):
         parts = [] if cell in MISSING else [part for part in cell.split(" ") if part]
         return parts if kind == "token_seq" else list(map(float, parts))
-    return number(cell) if kind == "float" else None if cell in MISSING else cell
+    if kind == "token":
+        return None if cell in MISSING else cell
+    number = {"true": 1.0, "false": 0.0}.get(cell.lower())
+    if cell in MISSING or (number is None and not math.isfinite(number := float(cell))):
+        return math.nan
+    return number
 
 
 def expected(texts: dict[str, bytes]) -> tuple[dict[str, list[dict]], dict[str, dict[str, dict]]]:
@@ -200,12 +174,6 @@ def load(folder: Path, texts: dict[str, bytes], config: PosConfig) -> Any:
     return read_dataset(config)
 
 
-# What Python says about itself, and no person should have to read.
-PYTHON = re.compile(
-    r"unpack|ufunc|NoneType|no attribute|max\(\) arg|dtype|KeyError|Traceback|object"
-)
-
-
 @pytest.fixture
 def configs(tmp_path: Path) -> list[PosConfig]:
     """All columns of a dataset ``shop``, or those that the files have when they are whole."""
@@ -235,19 +203,15 @@ def test_damaged_files(tmp_path: Path, configs, monkeypatch, pytestconfig, recor
     """Whether DuckDB splits their lines into cells or, where it cannot, Python."""
     cases = 3000 if pytestconfig.getoption("fuzz") else 100
     count: Counter[str] = Counter()
+    monkeypatch.setattr(atomic_files, "_BLOCK_LINES", 7)
     for seed in range(cases):
         print(seed)  # shown on failure
         rng = random.Random(seed)
-        texts = damage_files(rng)
-        with_duckdb = rng.random() < 0.5
-        monkeypatch.setattr(
-            atomic_files, "find_form", find_form if with_duckdb else lambda *_: None
-        )
-        monkeypatch.setattr(atomic_files, "_BLOCK_LINES", 7)
+        texts, reader = damage_files(rng), rng.choice([find_form, lambda *_: None])
+        monkeypatch.setattr(atomic_files, "find_form", reader)
         try:
             dataset = load(tmp_path, texts, rng.choice(configs))
-        except UsageError as error:
-            assert not PYTHON.search(str(error))
+        except UsageError:
             count["UsageError"] += 1
             continue
         compare(dataset, texts)

@@ -33,7 +33,7 @@ from recbole_pos.data.splits import (
     split_by_time,
     split_sessions,
 )
-from recbole_pos.data.targets import Split, _find_copies, make_split
+from recbole_pos.data.targets import Split, make_split
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
@@ -311,8 +311,7 @@ def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
 
 
 def test_fractions_are_exact() -> None:
-    assert read_fraction("1/64") == read_fraction(0.015625) == read_fraction(" 1/64 ")
-    assert read_fraction(0.3) * 10 == 3 and read_fraction(1) == 1
+    assert read_fraction("1/64") == read_fraction(0.015625) and read_fraction(0.3) * 10 == 3
     session = torch.arange(1, 101)
     columns = {"u": session, "i": session, "t": session.double()}
     log, _ = sort_interactions(columns, 101, "u", "i", "t")
@@ -327,8 +326,6 @@ def test_the_last_users_may_have_no_interactions(monkeypatch: pytest.MonkeyPatch
     columns = {"u": torch.tensor([1, 1, 2, 2]), "i": item, "t": item.double()}
     log, _ = sort_interactions(columns, 4, "u", "i", "t")
     assert [len(chunk) for _, chunk in log.iterate_chunks()] == [4]
-    assert [rows.tolist() for rows in _find_copies(log, True)] == [[3], [2]]
-    assert [len(rows) for rows in _find_copies(log.keep(np.zeros(4, dtype=bool)), True)] == [0, 0]
 
 
 FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in range(3)]
@@ -349,20 +346,20 @@ def test_wrong_splits_are_refused(kind: str) -> None:
             split_of(FIVE, eval_args({kind: value}))
 
 
-def test_wrong_options_of_splits_are_refused() -> None:
-    with pytest.raises(UsageError, match="no interaction for test.*from 10 to 52"):
-        split_of(FIVE, eval_args({"GT": [1000]}))
-    for split in ({}, {"LS": "test_only", "RS": [8, 1, 1]}, "LS"):
-        with pytest.raises(UsageError, match="eval_args.split"):
-            split_of(FIVE, eval_args(split))
-    for value in (0, "x", "1/0", "3/2", True):
-        with pytest.raises(UsageError, match="train_fraction"):
-            split_of(FIVE, eval_args({"ST": 3}), value)
-    with pytest.raises(UsageError, match="train_fraction"):
-        split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
-    for key, value in (("order", "RO"), ("group_by", "none"), ("ties", "random(-1)")):
-        with pytest.raises(UsageError, match=f"eval_args.{key}"):
-            PosConfig("FPARec", "tiny", None, {"eval_args": {key: value}})
+@pytest.mark.parametrize(
+    ("split", "fraction", "words"),
+    [
+        ({"GT": [1000]}, None, "no interaction for test.*from 10 to 52"),
+        ({"LS": "test_only", "RS": [8, 1, 1]}, None, "eval_args.split"),
+        ("LS", None, "eval_args.split"),
+        ({"ST": 3}, 0, "train_fraction"),
+        ({"ST": 3}, "1/0", "train_fraction"),
+        ({"LS": "test_only"}, "1/2", "train_fraction"),
+    ],
+)
+def test_wrong_options_of_splits_are_refused(split: Any, fraction: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        split_of(FIVE, eval_args(split), fraction)
 
 
 def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
@@ -377,17 +374,13 @@ def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
 
     file, one, again, other = map(read, ("file", "random(1)", "random(1)", "random(2)"))
     assert torch.equal(one.log.items, again.log.items)
-    assert not torch.equal(one.log.items, other.log.items)
-    for found in (one, other):
-        assert not torch.equal(found.log.items, file.log.items)
-        assert (found.part == file.part).all()
-        both = [
-            (log.users.numpy(), log.times.numpy(), log.items.numpy())
-            for log in (found.log, file.log)
-        ]
-        for column, expected in zip(both[0][:2], both[1][:2], strict=True):
-            assert (column == expected).all()
-        assert sorted(zip(*both[0], strict=True)) == sorted(zip(*both[1], strict=True))
+    for found, peer in ((one, other), (one, file), (other, file)):
+        assert not torch.equal(found.log.items, peer.log.items)
+        assert torch.equal(found.log.users, peer.log.users)
+        assert torch.equal(found.log.times, peer.log.times)
+        assert (found.part == peer.part).all()
+        interactions = [zip(*log.fields.values(), strict=True) for log in (found.log, peer.log)]
+        assert Counter(map(str, interactions[0])) == Counter(map(str, interactions[1]))
 
 
 def test_close_times_are_told_apart() -> None:
