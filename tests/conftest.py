@@ -330,6 +330,34 @@ def cluster(notes_of_workers) -> Path:
 
 
 @pytest.fixture
+def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``compare`` train in the process of the test, one run after another: no start, no wait."""
+    from recbole_pos.runs.local_runs import LocalRuns
+    from recbole_pos.runs.worker import train_run
+    from recbole_pos.study import comparing, dispatcher
+
+    class RunsHere(LocalRuns):
+        def __init__(self) -> None:
+            pass
+
+        def share(self, data: Any) -> Any:
+            return data
+
+        def start(self, resources: Any, *arguments: Any) -> Any:
+            return functools.partial(train_run, *arguments)
+
+        def wait(self, runs: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+            yield from [(run, run()) for run in list(runs)]
+
+        def cancel(self, runs: Any) -> None:
+            pass
+
+    monkeypatch.setattr(comparing, "start_server", lambda: None)
+    monkeypatch.setattr(dispatcher, "can_run_here", lambda *_: True)
+    monkeypatch.setattr(dispatcher, "LocalRuns", RunsHere)
+
+
+@pytest.fixture
 def no_ray() -> Iterator[None]:
     """For a test that starts a Ray of its own, which ends with it."""
     import ray

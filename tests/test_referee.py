@@ -356,7 +356,7 @@ def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, ref
 
 
 def test_predictions_are_rows_of_a_study(
-    trained: Any, tiny: Path, tmp_path: Path, cluster: Path, refused: Any
+    trained: Any, tiny: Path, tmp_path: Path, trains_here: None
 ) -> None:
     """With the intervals of rows that are trained, and their own seeds."""
     file = write_lists(trained("PosSASRec", **SPLITS["by time"]), tmp_path / "a.parquet", k=10)
@@ -399,7 +399,7 @@ def test_predictions_are_rows_of_a_study(
     moved.rename(file)
 
     refuse("a.parquet has 10 items a request", metrics=["ndcg@20"])
-    refuse("leave out all other keys", rows={**study["rows"], "A": {"predictions": "a", "k": 3}})
+    refuse("k: another system made", rows={**study["rows"], "A": {"predictions": "a", "k": 3}})
     refuse("not a file", rows={**study["rows"], "A": {"predictions": "none.csv"}})
     refuse("rows: none is trained", rows={"A": {"predictions": str(file)}})
     refuse(

@@ -75,7 +75,7 @@ def test_a_plan_of_one_seed_takes_the_noise_of_the_runs_that_exist() -> None:
 
 
 def test_plan_and_latex_of_a_study(
-    tiny: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, trains_here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study: dict[str, Any] = {
         "dataset": "tiny",
