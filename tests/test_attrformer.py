@@ -220,22 +220,6 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
         assert (lengths[1:] == length).all() and lengths[0] <= length
 
 
-def test_only_chunks_that_follow_each_other_are_linked(folder: Path) -> None:
-    """Neither the first events of the next user, nor chunks with a gap."""
-    lookup = open_shop(folder).model.lookup
-    user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
-    start, end = lookup.offsets[user : user + 2]
-
-    def chains(*spans: tuple[int, int]) -> list[int]:
-        events = np.concatenate([np.arange(*span) for span in spans])
-        lengths = np.diff(spans).ravel()
-        return lookup.pack_windows(events, lengths, events >= 0, linked=True).chain.tolist()
-
-    assert chains((start, start + 2), (start + 2, start + 5)) == [0, 0]
-    assert chains((start, start + 2), (start + 3, start + 5)) == [0, 1]
-    assert chains((start, end), (end, end + 1)) == [0, 1]
-
-
 def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) -> None:
     """With the same neighbours, so nothing changes."""
     made = open_shop(folder, inference_relations="batch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -419,12 +418,3 @@ def test_numbers_that_schemes_start_with() -> None:
     assert start.tolist() == pytest.approx([(head + 0.5) / 4 for head in range(4)])
     days = scheme("time_decay", 2).log_reach.exp() / 86400  # where half of it is left
     assert days.tolist() == pytest.approx([0.05, 100.0])
-
-
-def test_log_bucket() -> None:
-    edges = [math.exp(0.301 * k) for k in range(1, 80)]
-    seconds = [-5.0, 0.0, 0.5, 1.0, 1.35, 60.0, 1.5e9, 1e300, *range(5000)]
-    seconds += [factor * edge for edge in edges for factor in (1 - 1e-9, 1 + 1e-9)]
-    for buckets in (1, 5, 128):
-        want = [reference.log_bucket(s, buckets) for s in seconds]
-        assert time_intervals.find_bucket(torch.tensor(seconds), buckets).tolist() == want

@@ -181,14 +181,16 @@ class AttrFormer(PosSASRec):
         Returns:
             The layer.
         """
+        # A plain attention is built only for the random numbers that it draws: without it a seed
+        # would give other weights than in earlier versions.
+        MultiHeadAttention(options, position)
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
+        num_relations = len(self.declared) - num_user_relations  # M
+        num_heads, head_size = config["relation_heads"], config["relation_size"]
         is_chosen = config["user_layers"] in ("all", "odd" if number % 2 else "even")
         return RelationLayer(
-            options,
-            position,
-            num_relations=len(self.declared) - num_user_relations,
-            num_heads=config["relation_heads"],
-            head_size=config["relation_size"],
+            RelationAttention(options, position, num_relations, num_heads, head_size),
+            FeedForward(options),
             aggregates=num_user_relations > 0 and is_chosen,
             gated=config["user_update"] == "gated",
         )
@@ -545,32 +547,17 @@ class RelationLayer(TransformerLayer):
     user_gate: nn.Parameter | None
 
     def __init__(
-        self,
-        options: BlockOptions,
-        position: AttentionPosition,
-        *,
-        num_relations: int,
-        num_heads: int,
-        head_size: int,
-        aggregates: bool,
-        gated: bool,
+        self, attention: RelationAttention, feed_forward: FeedForward, aggregates: bool, gated: bool
     ) -> None:
-        """Build the layer: attention with heads of relations, and a feed-forward network.
+        """Keep the parts of the layer, and create the gate.
 
         Args:
-            options: sizes and switches of the layer.
-            position: position scheme of the self-attention.
-            num_relations: M, number of attributes by which interactions are related.
-            num_heads, head_size: M' and e', number and size of the heads of relations.
+            attention: self-attention with heads of relations beside it.
+            feed_forward: the network that follows.
             aggregates: whether states are aggregated over related users at the end.
             gated: whether the aggregate is added with a learned weight; else it replaces states.
         """
-        # The plain attention is replaced at once. It is built all the same, since it draws random
-        # numbers: without it a seed would give other weights than in earlier versions.
-        super().__init__(MultiHeadAttention(options, position), FeedForward(options))
-        self.multi_head_attention = RelationAttention(
-            options, position, num_relations, num_heads, head_size
-        )
+        super().__init__(attention, feed_forward)
         self.aggregates = aggregates
         # the gate is 0 when fresh, so that training starts at the backbone's states
         gate = nn.Parameter(torch.zeros(())) if aggregates and gated else None

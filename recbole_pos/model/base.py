@@ -129,7 +129,7 @@ class PosRecommender(SequentialRecommender):
         # ids of the items that the loss chooses among; None for all, unless ``add_content`` sets it
         self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
-        self.item_attributes: list[str] = []  # fields of items that position schemes read
+        self.item_attributes: set[str] = set()  # fields of items that position schemes read
         # ``add_content`` adds vectors of texts or images, if the options give any
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
@@ -230,9 +230,10 @@ class PosRecommender(SequentialRecommender):
                 others not, so the caller must drop or restore the model.
         """
         if self.item_attributes:
+            names = ", ".join(sorted(self.item_attributes))
             raise UsageError(
-                f"item_vectors: {', '.join(self.item_attributes)} of items is read by position, "
-                "and new ones do not have it; add them to the data and train again"
+                f"item_vectors: {names} of items is read by position, and new ones do not have it; "
+                "add them to the data and train again"
             )
         self.item_embedding.extend(vectors)
         self.n_items += len(vectors)

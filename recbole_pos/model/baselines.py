@@ -180,9 +180,8 @@ def _take_best(
     order = np.lexsort((column, -score, row))
     row, column, score = row[order], column[order], score[order]
 
-    # the place of each entry in its sorted row: the rows 0, 0, 2 give 0, 1, 0
-    num_columns = np.bincount(row, minlength=num_rows)
-    rank = gather_index(np.zeros_like(num_columns), num_columns)
+    # the place of each entry in its sorted row: the rows 0, 0, 2 begin at 0, 0, 2, so it is 0, 1, 0
+    rank = np.arange(len(row)) - np.searchsorted(row, row)
     is_best = rank < k
 
     columns = np.zeros((num_rows, k), dtype=np.int64)

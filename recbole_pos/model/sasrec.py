@@ -6,7 +6,6 @@ class with other defaults, ``properties/model/<name>.yaml``, above all another `
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -55,7 +54,7 @@ class PosSASRec(PosRecommender):
         )
 
         # one scheme at the input, and one inside the attention of each layer
-        schemes = self._build_schemes(config, dataset, options.n_heads)
+        schemes = self._build_schemes(config, dataset)
         self.position_embedding = schemes.input
         self.trm_encoder = TransformerEncoder(
             self.build_layer(config, options, schemes.attention(), number)
@@ -72,17 +71,31 @@ class PosSASRec(PosRecommender):
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             self._check_times_of_schemes(dataset, config["timestamp_unit"], schemes.assume_order)
 
-    def _build_schemes(self, config: Options, dataset: Dataset, n_heads: int) -> Schemes:
-        """Build the position schemes, and note whether they read times, and those of requests."""
+    def _build_schemes(self, config: Options, dataset: Dataset) -> Schemes:
+        """Build the position schemes, and note what they read of times and of items.
+
+        Args:
+            config: options of the model; ``position`` names the position schemes.
+            dataset: has the fields of items that schemes read.
+
+        Returns:
+            The encoding of the input (``input``), and what builds the scheme of each layer
+            (``attention``).
+        """
+
+        def read_attribute(field: str) -> Tensor:
+            """Return the tokens [items, s] of a field of items, such as their brand."""
+            self.item_attributes.add(field)
+            return read_item_attribute(dataset, field)
+
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=config["hidden_size"],
-            n_heads=n_heads,
+            n_heads=config["n_heads"],
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
             request_time=config["request_time"] == "target",
-            # reads a field of items, such as their brand; its name is added to the list
-            attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
+            attribute=read_attribute,
         )
         schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
@@ -136,13 +149,6 @@ class PosSASRec(PosRecommender):
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Return the states [k, d] of the batch's queries, see ``layers/forward.py``."""
         return encode_by_attention(self, batch)
-
-
-def _read_attribute(dataset: Dataset, fields: list[str], field: str) -> Tensor:
-    """Return the tokens [items, s] of a field of items, and append its name to ``fields``."""
-    if field not in fields:
-        fields.append(field)
-    return read_item_attribute(dataset, field)
 
 
 class PARec(PosSASRec):

@@ -44,23 +44,21 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
     Returns:
         The module, or None without such fields.
     """
-    embeddings = []  # of each option, by name of the field
-    for option in ("event_features", "user_features"):
-        # values are None until they are read, and stay so without interactions
-        columns: Mapping[str, Tensor | None] = dict.fromkeys(read_feature_names(config, option))
-        if columns and has_log(dataset):
-            columns = read_features(dataset, option)
-            if option == "event_features":
-                is_trained = torch.from_numpy(dataset.part == TRAIN)
-                # numbers are standardised by training interactions only
-                columns = {name: column[is_trained] for name, column in columns.items()}
-        embeddings.append(_build_embeddings(config, dataset, columns))
+    options = ("event_features", "user_features")
+    columns: list[Mapping[str, Tensor | None]]
+    if has_log(dataset):
+        of_interactions, of_users = (read_features(dataset, option) for option in options)
+        # numbers are standardised by training interactions only
+        is_trained = torch.from_numpy(dataset.part == TRAIN)
+        of_interactions = {name: column[is_trained] for name, column in of_interactions.items()}
+        columns = [of_interactions, of_users]
+    else:  # names of fields without values
+        columns = [dict.fromkeys(read_feature_names(config, option)) for option in options]
 
-    size, fusion = config["hidden_size"], config["feature_fusion"]
-    of_interactions, of_users = embeddings
-    if not of_interactions and not of_users:
+    events, users = (_build_embeddings(config, dataset, fields) for fields in columns)
+    if not events and not users:
         return None
-    return EventFeatures(of_interactions, of_users, size, fusion)
+    return EventFeatures(events, users, config["hidden_size"], config["feature_fusion"])
 
 
 def _build_embeddings(

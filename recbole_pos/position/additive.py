@@ -57,10 +57,6 @@ class PositionEncoding(InputPosition):
         """
         raise NotImplementedError
 
-    def encode(self, position: Tensor, length: Tensor) -> Tensor:
-        """Return P [..., d] at ``position`` (0: the oldest) of sessions of ``length``, [...]."""
-        return self.rows(position, length - 1 - position, length.expand_as(position))
-
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return x + P [m, d]; ``batch`` counts the older (``index``) and newer interactions."""
         return x + self.rows(batch.index, batch.age)

@@ -201,25 +201,25 @@ class ContextualPosition(AttentionPosition):
         self.weight = nn.Parameter(torch.zeros(num_rows, dimensions.head_size))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return B_ij = q_i . e[p_ij], [b, h, t, t], for queries and keys [b, h, t, e]."""
-        with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
-            dtype = self.weight.dtype
-            return self._compute_bias(q.to(dtype), k.to(dtype), batch).to(q.dtype)
-
-    def _compute_bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
         """Return B_ij = q_i . e[p_ij] for positions that depend on the context (CAPE, Yuan et al.).
 
         Key j is as far from query i as there are dissimilar keys between: with the gates
         g_ij = 1 - sigmoid(q_i . k_j), p_ij = g_ij + ... + g_ii. Between two rows of the table e
-        the product is interpolated: at 1.3 it is 0.7 q_i . e[1] + 0.3 q_i . e[2].
+        (``weight``) the product is interpolated: at 1.3 it is 0.7 q_i . e[1] + 0.3 q_i . e[2].
 
         Args:
-            q, k: [b, h, t, e] queries and keys, in the type of the table.
+            q, k: [b, h, t, e] queries and keys.
             batch: the histories.
 
         Returns:
             [b, h, t, t], for keys j <= i.
         """
+        with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
+            dtype = self.weight.dtype
+            return self._interpolate(q.to(dtype), k.to(dtype), batch).to(q.dtype)
+
+    def _interpolate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Compute :meth:`bias` for queries and keys of the type of the table."""
         # Gates, and 0 for the future. p_ij is their sum from j to i, so they are added up from the
         # newest key: gates [0.2, 0.5, 0.1] of a query give the positions [0.8, 0.6, 0.1].
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid(x) is sigmoid(-x)

@@ -54,9 +54,8 @@ def similarities(model: nn.Module) -> dict[str, np.ndarray]:
     matrices = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            n = module.max_length
-            length = torch.full((n,), n, device=model.device)
-            p = module.encode(torch.arange(n, device=model.device), length).double()
+            position = torch.arange(module.max_length, device=model.device)
+            p = module.rows(position, position.flip(0)).double()  # older, and newer interactions
             logits = (p @ p.t() / p.size(1) ** 0.5).tril()
             # the largest of a row is taken off first, so that exp stays in range
             matrices[type(module).__name__] = (logits - logits.amax(-1, True)).exp().cpu().numpy()

@@ -34,7 +34,7 @@ def list_vectors(scheme: PositionEncoding, longest: int) -> tuple[Tensor, Tensor
     lengths = torch.arange(1, longest + 1)
     position = torch.cat([torch.arange(length) for length in lengths.tolist()])
     length = lengths.repeat_interleave(lengths)
-    return scheme.encode(position, length), position, length
+    return scheme.rows(position, length - 1 - position), position, length
 
 
 def aware_columns(vectors: Tensor, place: Tensor) -> list[int]:
