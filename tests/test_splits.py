@@ -63,7 +63,9 @@ def split_of(events: list[Event], options: dict, fraction: Any = None) -> Split:
     }
     log, _ = sort_interactions(columns, len(number) + 1, "u", "i", "t")
     names = np.array(["", *(f"name{user}" for user in number)])
-    return make_split(log, options, names, ITEMS, fraction)[0]
+    config = dict.fromkeys(("benchmark_filename", "target_events"))
+    config |= {"eval_args": options, "train_fraction": fraction, "timestamp_unit": "seconds"}
+    return make_split(log, config, names, ITEMS)[0]
 
 
 def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:

@@ -8,6 +8,7 @@ accepts more or reports the line and cell of the error.
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -28,7 +29,7 @@ from recbole_pos.tables.text import TextForm, find_form, iterate_lines
 from recbole_pos.values import Options, listed, shown
 
 _MISSING = frozenset(MISSING)
-_BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
+_BOOLEANS = {"true": 1, "false": 0}  # cells of columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # largest number that a model can compute with
 _BLOCK_LINES = 1 << 16  # how many lines Python reads at a time
 # Columns of some rows: names as dictionaries, numbers as arrays of float64, lists of arrays.
@@ -146,9 +147,9 @@ class AtomicFile:
         """
         # ``_MISSING`` has the texts that stand for no value, such as NaN and the empty text.
         kind = self.kinds[name]
+        if kind == "token":
+            return None if cell in _MISSING else cell
         try:
-            if kind == "token":
-                return None if cell in _MISSING else cell
             return _parse_number(cell) if kind == "float" else self._parse_list(cell, kind)
         except ValueError:
             raise self._make_error(
@@ -172,9 +173,9 @@ class AtomicFile:
                 number may be missing and gets the mean; within a list none can be filled in.
         """
         # ``_MISSING`` has the texts that stand for no value, such as NaN and the empty text.
-        values = cell or ()
-        if isinstance(cell, str):
-            values = () if cell in _MISSING else cell.split(self.seq_separator)
+        values = () if cell is None or (isinstance(cell, str) and cell in _MISSING) else cell
+        if isinstance(values, str):
+            values = values.split(self.seq_separator)
         texts = [str(value) for value in values if value is not None and value != ""]
         if kind == "token_seq":
             return np.array(texts)
@@ -209,10 +210,9 @@ class TextTable(AtomicFile):
         Raises:
             UsageError: if there is none, or a cell of it is not name:type.
         """
-        for number, line in iterate_lines(self.path):  # noqa: B007
-            if line.strip():
-                break
-        else:
+        filled_lines = (numbered for numbered in iterate_lines(self.path) if numbered[1].strip())
+        number, header = next(filled_lines, (0, ""))
+        if not header:
             raise UsageError(
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "
                 "user_id:token"
@@ -220,7 +220,7 @@ class TextTable(AtomicFile):
 
         # A cell is such as user_id:token. ``_add_column`` puts name and type into ``self.kinds``,
         # and refuses a name that is there already. KINDS are the four types of columns.
-        for i, cell in enumerate(self._split_line(number, line), 1):
+        for i, cell in enumerate(self._split_line(number, header), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
                 raise self._make_error(
@@ -351,8 +351,7 @@ class TextTable(AtomicFile):
         """
         if '"' not in line:
             return line.split(self.separator)
-        # The module csv has one limit for the size of a cell in the whole process: restored below.
-        old_limit = csv.field_size_limit(len(line) + 1)
+        csv.field_size_limit(sys.maxsize)  # the module refuses long cells unless it is told so
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
@@ -361,8 +360,6 @@ class TextTable(AtomicFile):
                 "a cell starts with a quotation mark that its end does not close: double it "
                 '(""") or remove it; a cell cannot hold a line break',
             ) from error
-        finally:
-            csv.field_size_limit(old_limit)
 
 
 class ParquetTable(AtomicFile):
@@ -414,11 +411,9 @@ class ParquetTable(AtomicFile):
         first_row = 0
         try:
             for block in self.file.read([self.column_names[name] for name in kinds]):
-                columns = dict(zip(kinds, block.columns, strict=True))
-                yield (
-                    first_row,
-                    {name: self._convert(first_row, name, columns[name]) for name in kinds},
-                )
+                columns = zip(kinds, block.columns, strict=True)
+                converted = {name: self._convert(first_row, name, cells) for name, cells in columns}
+                yield first_row, converted
                 first_row += len(block)
         except ENGINE_ERRORS as error:
             raise self._explain_damage(error) from error
@@ -437,10 +432,10 @@ class ParquetTable(AtomicFile):
         Raises:
             UsageError: if cells of this type cannot be such values.
         """
-        kind, dtype = self.kinds[name], column.type
-        if pa.types.is_null(dtype):  # all cells are missing
-            dtype = pa.float64() if kind == "float" else pa.string()
-            column = column.cast(dtype)
+        kind = self.kinds[name]
+        if pa.types.is_null(column.type):  # all cells are missing
+            column = column.cast(pa.float64() if kind == "float" else pa.string())
+        dtype = column.type
 
         # token: text or whole numbers
         if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
@@ -472,8 +467,7 @@ def _parse_number(cell: str) -> float:
     """
     if cell in _MISSING:
         return float("nan")
-    number = _BOOLEANS.get(cell.lower())
-    return float(cell) if number is None else number
+    return float(_BOOLEANS.get(cell.lower(), cell))
 
 
 def _parse_numbers(texts: pa.Array) -> np.ndarray:
@@ -531,17 +525,15 @@ def _make_block(columns: Block, kinds: Mapping[str, str]) -> Block:
     Returns:
         Name -> names numbered by Arrow, float64 numbers, or a list of arrays.
     """
-    block = dict(columns)
-    for name, kind in kinds.items():
-        if kind == "token":
-            block[name] = pa.array(columns[name], pa.string()).dictionary_encode()
-        elif kind == "float":
-            block[name] = np.array(columns[name], dtype=np.float64)
-    return block
+    convert = {
+        "token": lambda names: pa.array(names, pa.string()).dictionary_encode(),
+        "float": lambda numbers: np.array(numbers, np.float64),
+    }
+    return {name: convert.get(kind, list)(columns[name]) for name, kind in kinds.items()}
 
 
 def is_list_type(dtype: pa.DataType) -> bool:
-    """Return whether cells of a type are lists, of any length or of one."""
+    """Return whether cells of a type of Arrow are lists, of any length or of one."""
     types = pa.types
     return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
 

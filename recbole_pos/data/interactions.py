@@ -197,9 +197,9 @@ def sort_interactions(
     trim_heap()
 
     # Sort one column after the other, each taken out of ``fields`` so that its memory is freed. The
-    # column of users is only taken out: sorted users follow from the offsets, and are made below.
+    # column of users is only taken out: user u has the rows offsets[u] to offsets[u + 1].
     names = list(fields)
-    users_type = fields.pop(user_field).numpy().dtype
+    del fields[user_field]
     columns = {}
     for name in list(fields):
         column = fields.pop(name).numpy()
@@ -208,14 +208,7 @@ def sort_interactions(
         np.take(column, order, axis=0, out=sorted_column, mode="clip")
         columns[name] = torch.from_numpy(sorted_column)
         del column  # else the file's column would live on beside those that follow
-
-    # A step of 1 where each next user begins, summed up in place: np.repeat would need the memory
-    # of one more column. The last users may have no interaction.
-    sorted_users = storage.empty(len(order), users_type)
-    sorted_users[:] = 0
-    begins = offsets[1:-1]  # of users 1, 2, ...
-    np.add.at(sorted_users, begins[begins < len(order)], 1)
-    np.cumsum(sorted_users, out=sorted_users)
+    sorted_users = storage.store(np.repeat(np.arange(num_users), np.diff(offsets)))
     columns[user_field] = torch.from_numpy(sorted_users)
     columns = {name: columns[name] for name in names}  # in the order of the fields
     return EventLog(columns, offsets, user_field, item_field, time_field), order

@@ -122,11 +122,9 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
     names = file.read([name_column]).column(0).cast(pa.string()).to_pandas()
 
     # The size of all vectors is that of the first that is not empty: read until one is found.
-    size = 0
-    for batch in file.iter_batches(1024, columns=list_columns):
-        size = compute.max(compute.list_value_length(batch.column(0))).as_py() or 0
-        if size:
-            break
+    batches = file.iter_batches(1024, columns=list_columns)
+    sizes = (compute.max(compute.list_value_length(batch.column(0))).as_py() for batch in batches)
+    size = next(filter(None, sizes), 0)
     blocks = _read_lists(path, file, list_columns[0], size)
     return VectorFile(path, pd.Index(names), size, blocks)
 

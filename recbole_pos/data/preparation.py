@@ -115,20 +115,9 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
 
     # Split, which may leave interactions out (``is_left``: those that stay).
     is_selected = find_selected(config["target_events"], log, missing, names, requires_all=True)
-    split, is_left = make_split(
-        log,
-        config["eval_args"],
-        names[user_field],
-        len(names[item_field]),
-        train_fraction=config["train_fraction"],
-        files=config["benchmark_filename"],
-        time_unit=config["timestamp_unit"],
-        given_part=given_part,
-        is_selected=is_selected,
-    )
+    user_names, item_num = names[user_field], len(names[item_field])
+    split, is_left = make_split(log, config, user_names, item_num, given_part, is_selected)
     missing |= {field: mask[is_left] for field, mask in missing.items() if field in log.fields}
-    if config["target_events"]:
-        split.summary["target_events"] = config["target_events"]
     part, is_target = storage.store(split.part), storage.store(split.is_target)
     return Dataset(
         config=config,

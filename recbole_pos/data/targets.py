@@ -32,7 +32,7 @@ from recbole_pos.data.splits import (
     split_log,
 )
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, listed, shown, suggest
+from recbole_pos.values import Options, is_number, listed, shown, suggest
 
 _DEFAULT_SPLIT = {"LS": "valid_and_test"}
 _RANDOM = re.compile(r"random\((\d{1,9})\)")
@@ -256,12 +256,9 @@ def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
 
 def make_split(
     log: EventLog,
-    eval_args: dict[str, Any],
+    config: Options,
     user_tokens: np.ndarray,
     item_num: int,
-    train_fraction: Any = None,
-    files: Sequence[str] | None = None,
-    time_unit: str = "seconds",
     given_part: np.ndarray | None = None,
     is_selected: np.ndarray | None = None,
 ) -> tuple[Split, np.ndarray]:
@@ -269,12 +266,12 @@ def make_split(
 
     Args:
         log: all interactions.
-        eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
+        config: configuration. Read are ``eval_args``, with the split, ``target``, ``cold_items``
+            and ``ties``; ``train_fraction``, the share of training sessions, the newest, that is
+            kept (split ST only; None for all); ``benchmark_filename``, the names of given parts;
+            ``target_events``, for the summary; and ``timestamp_unit``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
-        train_fraction: share of training sessions, the newest (split ST only); None for all.
-        files: ``benchmark_filename``, where there is a ``given_part``.
-        time_unit: unit of the times in the log, for dates in ``eval_args.split``.
         given_part: [interactions] int8 TRAIN, VALID or TEST by file; None if one file has all.
         is_selected: [interactions] bool, which ``target_events`` selects; None for all.
 
@@ -284,6 +281,7 @@ def make_split(
         is_left: [interactions] bool, which of all interactions are left.
     """
     # Assign every interaction to a part. Only those with a history may be targets.
+    eval_args, train_fraction = config["eval_args"], config["train_fraction"]
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
         raise UsageError(
@@ -291,11 +289,9 @@ def make_split(
             f"the split is {kind}"
         )
     is_possible = log.has_history if is_selected is None else log.has_history & is_selected
-    part, boundaries = _assign_parts(
-        log, is_possible, eval_args, time_unit, given_part, files or ()
-    )
-    if files:
-        kind, value = "benchmark_filename", list(files)
+    part, boundaries = _assign_parts(log, is_possible, config, given_part)
+    if given_part is not None:
+        kind, value = "benchmark_filename", list(config["benchmark_filename"])
 
     # Leave out the older training sessions, if ``train_fraction`` says so.
     is_left = np.ones(len(log), dtype=bool)
@@ -365,35 +361,31 @@ def make_split(
         **counts,
         **leaks,
     }
+    if config["target_events"]:
+        summary["target_events"] = config["target_events"]
     return Split(log, part, is_target, summary), is_left
 
 
 def _assign_parts(
-    log: EventLog,
-    is_possible: np.ndarray,
-    eval_args: dict[str, Any],
-    time_unit: str,
-    given_part: np.ndarray | None,
-    files: Sequence[str],
+    log: EventLog, is_possible: np.ndarray, config: Options, given_part: np.ndarray | None
 ) -> tuple[np.ndarray, list[float]]:
     """Assign every interaction to training, validation or test, by the split or by its file.
 
     Args:
         log: all interactions.
         is_possible: [interactions] bool: whether each may be a target. Splits count only these.
-        eval_args: RecBole's option of that name, whose ``split`` says how to cut.
-        time_unit: unit of the times in the log.
+        config: configuration. ``eval_args`` says how to split, and ``benchmark_filename`` names the
+            parts that have files: three, or only training and test.
         given_part: [interactions] int8 TRAIN, VALID or TEST by file; None if one file has all.
-        files: names of the parts that have files: three, or only training and test. Of two,
-            validation is cut from training.
 
     Returns:
         part: [interactions] int8 of TRAIN, VALID and TEST.
         boundaries: times that separate the parts, at most two; empty if parts are given.
     """
+    eval_args, time_unit = config["eval_args"], config["timestamp_unit"]
     if given_part is None:
         return split_log(log, is_possible, eval_args, time_unit)
-    if len(files) == 3:
+    if len(config["benchmark_filename"]) == 3:
         return given_part, []
 
     # Two files, training and test: cut validation from the first. The default split would hold out
@@ -429,21 +421,18 @@ def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarra
     for chunk_rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
 
-        # Only rows at the same time as another row of their user may be copies. ``group`` is the
-        # number of the pair of user and time.
+        # Only rows at the same time as another row of their user may be copies. ``group`` numbers
+        # the pairs of user and time.
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
         is_same = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)  # as the row before
         is_tied = np.append(is_same, False) | np.append(False, is_same)
         group = np.cumsum(np.append(True, ~is_same))[is_tied]
         rows = rows[is_tied]
 
-        # One key for each group and item. Keys are numbered by first appearance, so that number i
-        # belongs to the i-th original: those of [a, b, a] above are [0, 1, 0].
-        key = group * (items.max() + 1) + items[rows]
-        number, _ = pd.factorize(key)
-        is_copy = pd.Series(key).duplicated().to_numpy()
-        originals = rows[~is_copy][number]
-        found.append(chunk_rows.start + np.stack((rows, originals))[:, is_copy])
+        # The first row of each group and item is the original, also of itself; others are copies.
+        key = group * (items.max() + 1) + items[rows]  # one number for each group and item
+        original = pd.Series(rows).groupby(key).transform("first").to_numpy()
+        found.append(chunk_rows.start + np.stack((rows, original))[:, rows != original])
     copies, originals = np.concatenate(found, axis=1)
     return copies, originals
 
