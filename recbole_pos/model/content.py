@@ -154,11 +154,7 @@ class Statistics:
 
     @classmethod
     def from_vectors(
-        cls,
-        values: np.ndarray,
-        is_fitted: np.ndarray,
-        whiten: bool,
-        num_components: int | None = None,
+        cls, values: np.ndarray, is_fitted: np.ndarray, whiten: bool, size: int | None = None
     ) -> Statistics:
         """Measure the mean of content vectors, and the matrix that scales or whitens them.
 
@@ -166,14 +162,14 @@ class Statistics:
 
         - by default a number, 1 / standard deviation of all components;
         - with ``whiten`` the ZCA matrix [c, c], which leaves variance 1 and no correlation;
-        - with ``num_components`` the first principal axes, the columns of a matrix [c, components];
+        - with ``size`` the first principal axes, the columns of a matrix [c, size];
         - with both these axes, each divided by its standard deviation.
 
         Args:
             values: [n, c] content vectors of all items.
             is_fitted: [n] bool, the items to measure; rows of zeros are left out.
             whiten: whether components are scaled and turned to be uncorrelated.
-            num_components: number of principal components to keep; None for no such reduction.
+            size: number of principal components to keep; None for no such reduction.
 
         Returns:
             Mean and matrix, which :meth:`transform` applies.
@@ -181,7 +177,7 @@ class Statistics:
         # sums over the rows in float64, about ``_ROWS`` rows at a time
         rows = np.flatnonzero(is_fitted & values.any(1))
         c, num_rows = values.shape[1], max(1, len(rows))
-        needs_products = whiten or num_components is not None
+        needs_products = whiten or size is not None
         total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
         for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):
             chunk = values[chunk_rows].astype(np.float64)
@@ -201,14 +197,14 @@ class Statistics:
         # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown
         # up, and ``_TINY`` so that nothing is divided by 0
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
-        if num_components is None:  # whiten alone
+        if size is None:  # whiten alone
             zca_matrix = (axes * scale) @ axes.T
             return cls(mean, zca_matrix)
 
         # the sign of an eigenvector is arbitrary: make its largest entry positive
         axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])
         columns = axes * scale if whiten else axes
-        return cls(mean, columns[:, :num_components])
+        return cls(mean, columns[:, :size])
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
@@ -268,10 +264,10 @@ def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
     """
     if is_trained[1:].all():
         return
-    model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(is_trained)))
-    rows = torch.zeros(len(is_trained), dtype=torch.int64)
-    rows[model.candidates] = torch.arange(len(model.candidates))
-    model.register_buffer("candidate_rows", rows, persistent=False)
+    is_candidate = torch.from_numpy(np.append(True, is_trained[1:]))  # padding, too
+    model.candidates = is_candidate.nonzero()[:, 0]
+    # the row of other items has no meaning
+    model.register_buffer("candidate_rows", is_candidate.cumsum(0) - 1, persistent=False)
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
@@ -292,9 +288,9 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     has_content, c = values.any(1), values.shape[1]
     if c != d or whiten:
         # content of size d is only whitened
-        num_components = min(c, d) if c != d else None
+        size = min(c, d) if c != d else None
         is_trained = dataset.popularity > 0
-        statistics = Statistics.from_vectors(values, is_trained, whiten, num_components)
+        statistics = Statistics.from_vectors(values, is_trained, whiten, size)
         values = statistics.transform(values)
 
         # Scale to the deviation of fresh vectors, by that of trained items. If none of these has

@@ -73,12 +73,12 @@ class EncodedEmbedding(nn.Embedding):
         if items.dim() < 2 or not encodings:
             return x
 
-        # how many interactions of the session are older and newer, by which encodings are chosen
+        # how many interactions of the session are older, and how many newer than each one
         is_real = items > 0
         older = torch.arange(items.size(1), device=items.device).expand_as(items)
         newer = (is_real.sum(1, keepdim=True) - 1 - older).clamp(min=0)
         for scheme in encodings:
-            x = x + scheme.rows(older, newer, older + newer + 1) * is_real[:, :, None]
+            x = x + scheme.rows(older, newer) * is_real[:, :, None]
         return x
 
 

@@ -200,8 +200,8 @@ class CalendarRotaryPosition(BankRotaryPosition):
                 f"{planes} planes in a head; leave some out, or raise hidden_size"
             )
 
-        # 2 parts and 4 planes: ``part`` 0, 1, 0, 1 and ``turns`` in the period of the part 1, 1, 2,
-        # 2
+        # the part of each plane, and how often it turns in the period of its part: with 2 parts and
+        # 4 planes 0, 1, 0, 1 and 1, 1, 2, 2
         plane, num_parts = torch.arange(planes), len(calendar_parts)
         part, turns = plane % num_parts, plane // num_parts + 1
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
@@ -217,10 +217,10 @@ class MultiLevelRotaryPosition(AngularPosition):
 
         q_i  becomes  sum over year, month, day of  weight R(t_i base^(-c / planes) / days) q_i
 
-    and so do keys, with days 365.25, 30.4375 and 1 and a weight and a base of each level,
-    as in the authors' code, where parts of a year or a month count and nothing is learned. Products
-    of two levels depend on when both interactions happened, not only on the time between them.
-    Fresh logits are larger than elsewhere by up to the square of the sum of the weights.
+    and so do keys. Each level has a weight, a base and its days: 365.25, 30.4375 and 1 as in the
+    authors' code. Parts of a year or a month count, and nothing is learned. Products of two levels
+    depend on when both interactions happened, not only on the time between them. Fresh logits are
+    larger than elsewhere by up to the square of the sum of the weights.
 
     Reference:
         Haolin Zhang, Longtao Xiao, Guohao Cai, Ruixuan Li, Xiu Li. "RoTE: Coarse-to-Fine
@@ -237,8 +237,7 @@ class MultiLevelRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
-        """Compute the fixed frequencies base^(-c / planes) / days of each level, in radians per
-        day.
+        """Compute the fixed frequencies of each level, base^(-c / planes) / days radians per day.
 
         Args:
             dimensions: sizes of the model.
@@ -249,7 +248,7 @@ class MultiLevelRotaryPosition(AngularPosition):
             UsageError: if heads have an odd size.
         """
         super().__init__()
-        planes = count_planes(dimensions, "rote")  # c counts the e / 2 planes of a head
+        planes = count_planes(dimensions, "rote")  # e / 2, the planes c of a head
         self.level_weights = rote_weights
         levels = zip(rote_bases, LEVELS, strict=True)
         frequencies = torch.stack([base_form(planes, base, 1 / days) for base, days in levels])
