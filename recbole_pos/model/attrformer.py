@@ -72,16 +72,10 @@ class AttrFormer(PosSASRec):
 
     Attributes:
         declared: the option ``relations``, by which interactions and users are related.
-        relates_times: whether one of them is the time.
         lookup: finds the relations among interactions, given by their rows in the dataset's log.
-            Its ``clock`` is the option ``cross_sequence``: by which time an interaction is earlier
-            than that of another user (time_respecting, random_order), or none.
         inference: the option ``inference_relations``, whom a prediction reads.
         bank_users: ids of the users of the bank with ``inference_relations: training_bank``.
-        linked: whether consecutive windows of a user come in one batch, later ones reading earlier
-            ones (``chunking``).
-        prior, prior_weight: distribution over items by how often each occurs in training, and its
-            weight w in the loss.
+        prior: distribution over items by how often each occurs in training.
     """
 
     needs_events = True
@@ -95,6 +89,9 @@ class AttrFormer(PosSASRec):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the layers, what relates interactions, and the loss.
 
+        Two interactions are related by a field, such as the brand of their items. An interaction
+        reads a related one by adding its state to its own.
+
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
             dataset: training part of a dataset, whose fields give the relations.
@@ -106,11 +103,13 @@ class AttrFormer(PosSASRec):
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
 
+        # whether consecutive windows of a user come in one batch, later ones reading earlier ones
         self.linked = config["chunking"]
         if self.linked:
             _require_chunks(config)
 
-        # who reads whom
+        # Which interactions read which: in training those of a batch each other; in prediction
+        # histories read the bank, training interactions of some users.
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
@@ -150,12 +149,12 @@ class AttrFormer(PosSASRec):
         # only the nearest interactions of a history are compared by time, so times must not fall
         if self.relates_times:
             require_order(dataset.log, "relations: time", "leave the time out of relations")
-        if self.needs_time:
+        if self.needs_time:  # a position scheme reads times
             return
         unit = config["timestamp_unit"]
         if self.relates_times:
             self.notices += check_clock(dataset.log, unit, "leave the time out of relations")
-        elif self.lookup.clock == "time_respecting":  # which compares the times of different users
+        elif self.lookup.clock == "time_respecting":  # the option cross_sequence
             instead = "set cross_sequence: random_order"
             self.notices += check_clock(dataset.log, unit, instead, compares_users=True)
 
@@ -170,6 +169,9 @@ class AttrFormer(PosSASRec):
         self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
     ) -> RelationLayer:
         """Build one layer, with heads for the relations of items and interactions.
+
+        A relation connects interactions by a field, such as the brand of their items, or the age of
+        their users.
 
         Args:
             config: options; ``user_layers`` (odd, even, all, none) says which layers also aggregate
@@ -216,11 +218,11 @@ class AttrFormer(PosSASRec):
     ) -> Tensor:
         """Return the posterior loss, the mean over states (AttrFormer, equation 17).
 
-            w KL(prior || y) + sum_j beta_j CE(item_j, y)        y = softmax of the scores of a
-            state
+            w KL(prior || y) + sum_j beta_j CE(item_j, y)
 
-        with the j-th next item, its weight beta_j and cross-entropy CE; ``posterior_loss`` computes
-        it. The prior and w (``prior_weight``) are attributes of the model.
+        with y the softmax of the scores of a state, item_j the j-th next item, its weight beta_j
+        and cross-entropy CE. The prior is how often each item occurs in training, and w is the
+        option ``prior_weight``.
 
         Args:
             states: [k, d] states, which predict the next item.
@@ -245,10 +247,11 @@ class AttrFormer(PosSASRec):
     def locate(self, batch: SequenceBatch) -> PackedSequences:
         """Describe the windows of a batch by rows of the log, and decide what other users may read.
 
-        Overlapping windows have the same interaction several times, but it must be read once. So
-        other users read it in the one window in which its next item is a target. If a window a, b,
-        c has the targets b, c, d, and the next one b, c, d has only e, then c is read in the first
-        window and d in the second. Without targets nothing is read by other users.
+        To read an interaction is to add its state to one's own. Overlapping windows have the same
+        interaction several times, but it must be read once. So other users read it in the one
+        window in which its next item is a target. If a window a, b, c has the targets b, c, d, and
+        the next one b, c, d has only e, then c is read in the first window and d in the second.
+        Without targets nothing is read by other users.
 
         Args:
             batch: windows of histories, with the log's row of each of their m interactions.
@@ -270,8 +273,9 @@ class AttrFormer(PosSASRec):
     ) -> BatchRelations:
         """Return the relations among the interactions of some sequences, as sparse matrices.
 
-        ``lookup.build_relations`` finds them. An interaction may read earlier ones of other users,
-        by an order of all interactions that is random with ``cross_sequence: random_order``.
+        A relation says how much of the state of one interaction is added to that of another, which
+        reads it. Of other users an interaction reads earlier ones only, by an order that is random
+        with ``cross_sequence: random_order``.
 
         Args:
             rows: the sequences, whose interactions are given by their rows in the log.
@@ -300,7 +304,8 @@ class AttrFormer(PosSASRec):
         0. It has its relations already (``extras``): those that they say.
         1. A history ends before a training interaction of its user: histories of the batch read
            each other, as in training.
-        2. All end later: each reads the bank (:meth:`_pack_bank`), and not the others.
+        2. All end later: each reads the bank, training interactions of some users, and not the
+           other histories.
         3. Histories are not of the dataset's log: as in case 2.
 
         Args:
@@ -396,8 +401,9 @@ class AttrFormer(PosSASRec):
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
         """Return the bank: the newest training interactions of the users whom predictions read.
 
-        With ``inference_relations: training_bank`` these are ``bank_users``, which are sampled
-        once; with ``batch`` the users for whom items are predicted.
+        To read an interaction is to add its state to one's own, if they are related. With
+        ``inference_relations: training_bank`` these users are ``bank_users``, which are sampled
+        once; with ``batch`` they are the users for whom items are predicted.
 
         Args:
             users: [b] int64 users for whom items are predicted.
@@ -475,6 +481,9 @@ class RelationAttention(MultiHeadAttention):
         head_size: int,
     ) -> None:
         """Create self-attention and, beside it, heads that sum the values of related interactions.
+
+        Interactions are related with a given weight by each of M attributes, such as the brand of
+        their items. A head mixes these weights by learned factors, ``relation_mix``.
 
         Args:
             options: sizes and switches of the layer.

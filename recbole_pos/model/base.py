@@ -251,12 +251,13 @@ class PosRecommender(SequentialRecommender):
     ) -> Tensor:
         """Return the loss of states against the next n items after each query, not only one.
 
-        A query asks for what follows one of the interactions.
+        A query asks for what follows one of the interactions. ``later_targets`` finds the items in
+        the dataset's log, which has the interactions of each user in their order.
 
         Args:
             states: [k, d] states of the queries.
             vectors: [items, d] vectors of all items.
-            batch: the histories, with the row of each interaction in the log.
+            batch: the histories, with the row of each interaction in the log (``log_rows``).
 
         Returns:
             Scalar, by :meth:`average_losses`.

@@ -273,9 +273,10 @@ def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Let the item vectors of a model start as content vectors (``item_vectors_use: init``).
 
-    Content of another size than d is reduced to its first principal components. These, and whitened
-    content, are scaled to the size of fresh vectors; other content is taken as it is. Items without
-    content keep fresh random vectors.
+    Content vectors of another size than the item vectors, d, are reduced to their first principal
+    components. These, and whitened content (components of variance 1 without correlation), are
+    scaled to the size of fresh vectors; other content is taken as it is. Items without content keep
+    fresh random vectors.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.

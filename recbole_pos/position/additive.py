@@ -72,12 +72,12 @@ def make_table(dimensions: Dimensions, num_rows: int, width: int) -> nn.Paramete
 def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = False) -> Tensor:
     """Return a table of sines and cosines that encodes positions (Vaswani et al., 2017, 3.5).
 
-    Column 2i is sin(p / 10000^(2i/d)), and column 2i + 1 is the cosine of the same angle.
+    Column 2i is sin(p / 10000^(2i / size)), and column 2i + 1 is the cosine of the same angle.
 
     Args:
         position: [n] float64 positions p.
         width: number of columns; an odd number ends with a column 2i.
-        size: d in the frequencies, which may differ from ``width``.
+        size: by which frequencies fall from column to column; as a rule the hidden size.
         exchanged: whether cosines are in the even columns and sines in the odd ones.
 
     Returns:
@@ -120,11 +120,12 @@ class CountedEncoding(PositionEncoding):
         self.widths = [d] * num_slices if self.added else [len(part) for part in parts]
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the encodings P of interactions: from each slice of the table one row.
+        """Return the encodings P of interactions: from each slice of a table one row.
 
-        Each slice belongs to one of :attr:`counts`, which gives the number of the row. With the
-        counts forward and length, the second of three interactions has row 1 of the first slice
-        and row 2 of the second.
+        The table ``weight`` is cut into slices of some columns each (``widths``). Each slice
+        belongs to one name in ``counts``, which says what is counted to get the number of the row.
+        With the counts forward and length, the second of three interactions has row 1 of the first
+        slice and row 2 of the second.
 
         Args:
             forward: [...] int64 number of older interactions of the session.
@@ -155,7 +156,9 @@ class FixedEncoding(CountedEncoding):
     def __init__(self, dimensions: Dimensions) -> None:
         """Compute the table ``weight`` of sines and cosines, [n, sum of widths].
 
-        Each of :attr:`counts` has a slice of its columns, which :meth:`make_slice` computes.
+        Its columns are cut into slices. Each belongs to one name in ``counts``, such as forward
+        (the number of older interactions), has the number of columns in ``widths``, and is computed
+        by :meth:`make_slice`.
 
         Args:
             dimensions: sizes of the model; n is its ``max_length``.
@@ -171,10 +174,11 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Compute the slice of the table that belongs to one of :attr:`counts`.
+        """Compute the columns of a table of encodings whose rows are chosen by one count.
 
         Args:
-            count: the count, such as ``forward``; subclasses may treat them differently.
+            count: what is counted, such as ``forward`` (the number of older interactions of a
+                session). Here all are treated alike; subclasses may do otherwise.
             row: [n] float64 numbers of the rows: 0, 1, 2, ...
             width: number of columns of the slice.
             d: hidden size, by which frequencies fall from column to column.

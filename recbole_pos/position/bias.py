@@ -204,8 +204,7 @@ class ContextualPosition(AttentionPosition):
         """Return B_ij = q_i . e[p_ij] for positions that depend on the context (CAPE, Yuan et al.).
 
         Key j is as far from query i as there are dissimilar keys between: with the gates
-        g_ij = 1 - sigmoid(q_i . k_j), p_ij = g_ij + ... + g_ii. Between two rows of the table e
-        (``weight``) the product is interpolated: at 1.3 it is 0.7 q_i . e[1] + 0.3 q_i . e[2].
+        g_ij = 1 - sigmoid(q_i . k_j), p_ij = g_ij + ... + g_ii. e are the rows of a learned table.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
@@ -219,14 +218,26 @@ class ContextualPosition(AttentionPosition):
             return self._interpolate(q.to(dtype), k.to(dtype), batch).to(q.dtype)
 
     def _interpolate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Compute :meth:`bias` for queries and keys of the type of the table."""
+        """Return B_ij = q_i . e[p_ij], where e[p] lies between two rows of a learned table.
+
+        Position p_ij = g_ij + ... + g_ii counts the keys from j to i that are unlike the query, by
+        the gates g_ij = 1 - sigmoid(q_i . k_j). At 1.3 the result is 0.7 q_i . e[1] + 0.3 q_i .
+        e[2] with the rows 1 and 2 of the table e (``weight``).
+
+        Args:
+            q, k: [b, h, t, e] queries and keys, in the type of the table.
+            batch: the histories.
+
+        Returns:
+            [b, h, t, t], for keys j <= i.
+        """
         # Gates, and 0 for the future. p_ij is their sum from j to i, so they are added up from the
         # newest key: gates [0.2, 0.5, 0.1] of a query give the positions [0.8, 0.6, 0.1].
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid(x) is sigmoid(-x)
         position = gate.flip(-1).cumsum(-1).flip(-1)
 
         # A sum of t gates below one stays below t, the longest history (``block_width``), so rows
-        # beyond t are never read. ``weight`` is the table e, [rows, e]; longer sums read its last.
+        # beyond t are never read. A position beyond the table reads its last row.
         num_rows = min(len(self.weight), batch.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
 

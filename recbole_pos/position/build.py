@@ -48,6 +48,9 @@ class Schemes:
     ) -> None:
         """Build the encoding of the input; :meth:`attention` builds the schemes of each layer.
 
+        A position scheme is a module that tells a model about order or time. It either adds to the
+        input (``InputPosition``) or changes attention.
+
         Args:
             classes: class of each position scheme, by its name in ``position``.
             dimensions: sizes of the model.
@@ -243,7 +246,12 @@ class Compose(AttentionPosition):
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
-        """Combine position schemes.
+        """Keep the position schemes of one layer, and find the one that replaces attention.
+
+        A position scheme is a module that tells a model about order or time. Most change query, key
+        and value or add a bias; one may compute the output of attention itself.
+        ``projections`` says which of query, key and value the layer must compute for them: all
+        (PROJECTIONS), or those that the scheme in place of attention asks for.
 
         Args:
             schemes: position schemes inside attention, by name.
@@ -327,7 +335,7 @@ class Compose(AttentionPosition):
         Returns:
             [m, h, e], or None if no scheme replaces attention, so that the layer computes it.
         """
-        if self.replacing is None:
+        if self.replacing is None:  # the name of that scheme
             return None
         scheme = self.parts()[self.replacing]
         out = scheme.attend(query, key, value, batch, dropout)

@@ -75,6 +75,12 @@ class FuXiLinear(AttentionPosition):
     ) -> None:
         """Divide the columns of a head, and create the periods and the learned numbers.
 
+        The first columns of a head attend by content, with a decay g^(i - j) of older interactions;
+        the next by order, with weights alpha p_i . p_j of learned rows p and beta for interaction i
+        itself; the last by time, with weights that are periodic in t_i - t_j. :meth:`attend` has
+        the formulas. Learned are p, alpha, beta, and ``raw_decay``, which gives g: the softplus of
+        it, added up over the heads so far, is -ln g, so that g falls from head to head.
+
         Args:
             dimensions: sizes of the model; heads of at least three numbers.
             channel_share: share of a head's columns for order, and for time: below 1/2.
@@ -104,7 +110,7 @@ class FuXiLinear(AttentionPosition):
         frequencies = rotary.wavelength_form(h * self.num_pairs, shortest, longest)  # log-spaced
         self.bank = rotary.FrequencyBank(frequencies, "fixed", scaled=False)
 
-        # the learned numbers; a fresh row p_i is the sines and cosines of i 10000^(-2c / s)
+        # the learned numbers; a fresh row p_i has the sines and cosines of i 10000^(-2c / s)
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = rotary.base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s), [s / 2]
         angle = torch.arange(dimensions.max_length)[:, None] * frequency

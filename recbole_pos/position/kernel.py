@@ -36,8 +36,9 @@ class Factor(nn.Module):
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Multiply each history by F: interaction i gets the sum over j <= i of F_ij x_j.
 
-        Rows and columns count from the newest interaction, so a history of t interactions uses the
-        last t of both (Nabiev and Frolov, 2026, equations 10 and 11).
+        F is a learned lower-triangular matrix over positions, whose last t rows and columns
+        ``matrix(t)`` returns. Rows and columns count from the newest interaction, so a history of t
+        interactions uses the last t of both (Nabiev and Frolov, 2026, equations 10 and 11).
 
         Args:
             x: [m, h, e] keys or values of all m interactions, history after history.
@@ -69,7 +70,11 @@ class FullFactor(Factor):
     column: Tensor
 
     def __init__(self, n: int) -> None:
-        """Create the weights of an [n, n] matrix, 1 on the diagonal and 0 below it."""
+        """Create the weights on and below the diagonal of an [n, n] matrix, as the identity.
+
+        ``weight`` has them row by row, a, b, c of [[a, 0], [b, c]]. ``row`` and ``column`` say
+        where each is in the matrix: 0, 1, 1 and 0, 0, 1.
+        """
         super().__init__()
         self.n = n
         row, column = torch.tril_indices(n, n)

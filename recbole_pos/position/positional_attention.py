@@ -40,9 +40,11 @@ class PositionalAttention(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return o_i = sum_j A_ij v_j / sum_j A_ij over j <= i, by :meth:`weights` A of positions.
+        """Return o_i = sum_j A_ij v_j / sum_j A_ij over j <= i, with weights A of positions only.
 
-        The weights are the same for all histories, whose newest interaction has the last row of A.
+        :meth:`weights` returns A, which is the same for all histories; the newest interaction of
+        each has the last row of A. If weights are a softmax already, sums are not divided by their
+        sum (``divides_by_sum`` is False).
 
         Args:
             query, key: None, as they are not needed.
@@ -58,7 +60,7 @@ class PositionalAttention(AttentionPosition):
             # A block with a row for each position (``time_major``): the newest interaction of every
             # history is in the last row, and zeros stand before shorter histories ("end").
             block = batch.pad(value.to(weights.dtype), "end", time_major=True)  # [t, b, h, e]
-            mixed = self._mix(dropout(weights), block)
+            mixed = self._mix(dropout(weights), block)  # A times the block, head by head
             out = batch.unpad(mixed, "end", time_major=True)  # sum_j A_ij v_j, [m, h, e]
             if not self.divides_by_sum:
                 return out
@@ -136,9 +138,12 @@ class LearnedAttention(PositionalAttention):
     def weights(self, t: int) -> Tensor:
         """Return the weights A with which the newest t positions read each other, [h, t, t].
 
-        They are 0 for keys that are newer than the query. With ``positional_mask: before_softmax``
-        they are exp(R / sqrt(e)), and :meth:`attend` divides by their sum, which makes a softmax of
-        them. With ``after_softmax`` they are a softmax over all n positions.
+        R is learned, with a number for each pair of the n positions, and e is the size of a head.
+        ``logits(queries, keys)`` returns R / sqrt(e) from the newest positions to the newest ones.
+        A is 0 for keys that are newer than the query. With ``positional_mask: before_softmax`` it
+        is exp(R / sqrt(e)) up to a factor of each row, since :meth:`attend` divides by the sum of
+        the weights (``divides_by_sum``), which makes a softmax of them. With ``after_softmax`` it
+        is a softmax over all n positions, of which the newest t are read.
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
@@ -187,7 +192,8 @@ class FactorizedPositionMatrix(LearnedAttention):
         Args:
             dimensions: sizes of the model.
             positional_rank: k, the rank of R = R1 R2^T.
-            positional_mask: see :class:`LearnedAttention`.
+            positional_mask: whether newer positions are masked ``before_softmax`` or
+                ``after_softmax``.
         """
         super().__init__(dimensions, positional_mask=positional_mask)
         shape = (dimensions.n_heads, dimensions.max_length, positional_rank)

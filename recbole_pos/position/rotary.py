@@ -81,10 +81,7 @@ class FrequencyBank(nn.Module):
     so that a ladder always falls. With ``scaled`` it is times softplus(raw_scale_c), a learned
     factor that is 1 when fresh: the paper's a_c and b_c.
 
-    Attributes:
-        start: [planes] float64 frequencies, if they are fixed.
-        log, log_first, raw_step: what is learned; ``raw_step`` is s.
-        raw_scale: what gives the learned factors; None without them.
+    The parameters are ``log``, or ``log_first`` and ``raw_step`` (s), and ``raw_scale``.
     """
 
     start: Tensor
@@ -92,9 +89,12 @@ class FrequencyBank(nn.Module):
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         """Keep the frequencies, or create parameters that give them when fresh.
 
+        A frequency says how fast a plane turns, a pair of columns of query and key.
+
         Args:
             start: [planes] float64 fresh frequencies, falling; if empty, nothing is learned.
-            learn: ``fixed``, ``free`` or ``ladder``.
+            learn: ``fixed``; ``free``, a logarithm for each frequency; or ``ladder``, a logarithm
+                for the first, and for each other one how far it falls below the one before.
             scaled: whether each frequency has a learned factor, too.
         """
         super().__init__()
@@ -134,7 +134,12 @@ class FrequencyBank(nn.Module):
         return self
 
     def forward(self) -> Tensor:
-        """Return the frequencies, by the formula of the class.
+        """Return the frequencies: how fast planes turn, pairs of columns of query and key.
+
+        They are fixed (``start``), or learned as logarithms: one by one (``free``, ``log``), or of
+        the first one (``log_first``) and the steps by which each next one falls below the one
+        before (``ladder``; a step is the softplus of ``raw_step``). Each may have a learned factor,
+        the softplus of ``raw_scale``.
 
         Returns:
             [planes] float64 radians per interaction, or per unit of time.

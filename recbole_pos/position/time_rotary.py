@@ -127,7 +127,8 @@ class BankRotaryPosition(AngularPosition):
 
         Args:
             dimensions: sizes of the model.
-            bank: returns the frequencies, in radians per ``time_unit``.
+            bank: module that returns the frequencies at which planes turn, pairs of columns of a
+                head, in radians per ``time_unit``.
             time_unit: unit of time.
             cache_key: the options that determine fixed frequencies.
         """
@@ -239,6 +240,9 @@ class MultiLevelRotaryPosition(AngularPosition):
     ) -> None:
         """Compute the fixed frequencies of each level, base^(-c / planes) / days radians per day.
 
+        The levels are year, month and day; ``LEVELS`` are their days. c counts the planes of a
+        head, pairs of columns that are rotated by one angle for each level.
+
         Args:
             dimensions: sizes of the model.
             rote_bases: three bases, of year, month and day.
@@ -248,7 +252,7 @@ class MultiLevelRotaryPosition(AngularPosition):
             UsageError: if heads have an odd size.
         """
         super().__init__()
-        planes = count_planes(dimensions, "rote")  # e / 2, the planes c of a head
+        planes = count_planes(dimensions, "rote")  # half the columns of a head
         self.level_weights = rote_weights
         levels = zip(rote_bases, LEVELS, strict=True)
         frequencies = torch.stack([base_form(planes, base, 1 / days) for base, days in levels])
@@ -325,7 +329,8 @@ class TimeOrderRotaryPosition(AngularPosition):
 
         Args:
             dimensions: sizes of the model, with h heads.
-            fusion: the form.
+            fusion: which planes turn by order and which by time: early, effective (all by both),
+                split_dim, split_head or split_layer.
             time_ratio: share of planes, heads or layers that turn by time in the split forms,
                 rounded, but at least one of either kind; 0 is order only (``rope``), 1 time only
                 (``time_rope``).
@@ -404,14 +409,17 @@ class TimeOrderRotaryPosition(AngularPosition):
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """Return how fast each plane turns with order, and how fast with time.
 
-        With ``fusion: early`` these are (1 - g) a w of order and g b f of time, with frequencies w
-        and f, learned scales a and b and the gate g (TO-RoPE, equation 4). Otherwise there is no
-        gate, and a plane that turns by one source only has the frequency 0 of the other.
+        A plane is a pair of columns of a head that is rotated by one angle. ``by_order`` and
+        ``by_time`` say which planes turn by order and by time; the modules ``order`` and ``clock``
+        return the frequencies of those that do. With ``fusion: early`` the results are (1 - g) a w
+        of order and g b f of time, with frequencies w and f, learned scales a and b and the gate g
+        (TO-RoPE, equation 4). Otherwise there is no gate, and a plane that turns by one of them
+        only has the frequency 0 of the other.
 
         Returns:
             Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
-        order, time = self.order(), self.clock()  # of the planes that turn by either, [planes]
+        order, time = self.order(), self.clock()  # [planes by order], [planes by time]
         if self.fusion == "early":
             share = self.time_share()
             order, time = (1 - share) * order, share * time
@@ -458,9 +466,9 @@ class TimeOrderRotaryPosition(AngularPosition):
 def assign_planes(fusion: str, ratio: float, dimensions: Dimensions) -> tuple[Tensor, Tensor]:
     """Decide which planes of a layer's heads turn by order, and which by time.
 
-    The option ``fusion`` says what is split: the planes of every head, the heads, or the layers.
-    The last ones turn by time. For 2 heads of 4 planes, 2 layers and a ratio of 0.5 the planes of
-    time are
+    A plane is a pair of columns of a head that is rotated by one angle. The option ``fusion`` says
+    what is split: the planes of every head, the heads, or the layers. The last ones turn by time.
+    For 2 heads of 4 planes, 2 layers and a ratio of 0.5 the planes of time are
 
         split_dim     [[0, 0, 1, 1]], the same in both heads
         split_head    [[0, 0, 0, 0], [1, 1, 1, 1]]
