@@ -79,39 +79,44 @@ class Reporter:
     In a notebook, one output changes instead. Lines go to the logger ``recbole_pos``, too, if an
     application has configured logging; they are not printed if that logger has its own handler.
 
-    Args:
-        enabled: whether anything is printed.
-        as_json: print one json object a line instead, for programs: ``start``, ``epoch`` and
-            ``result``, each under ``event``.
+    Attributes:
+        every: seconds between two lines about the same task.
+        console: prints text and tables, in a way that suits where the output goes; prints nothing
+            if it is ``quiet``.
+        shows_in_cell: whether texts replace each other in the output of a notebook's cell.
     """
 
-    every = 60.0  # seconds between two lines about the same task
+    every = 60.0
 
     def __init__(self, enabled: bool = True, as_json: bool = False) -> None:
         """Find out where output goes: to a terminal, a notebook's cell, a pipe or file, or nowhere.
 
         Args:
             enabled: whether anything is printed.
-            as_json: print json objects for programs, and no lines, bars or tables.
+            as_json: print one json object a line for programs (``start``, ``epoch`` and ``result``,
+                each under ``event``), and no lines, bars or tables.
         """
-        # If the application has given the logger ``recbole_pos`` a handler, that is where it wants
-        # the lines, so nothing is printed.
+        # An application that has given the logger ``recbole_pos`` a handler gets the lines there,
+        # and nothing is printed.
+        self._prints_json = enabled and as_json
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
+
+        # A notebook has imported IPython, whose shell then has a kernel.
         ipython = sys.modules.get("IPython")
         is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-        # whether the text goes into the output of a notebook's cell, where it is replaced
         self.shows_in_cell = is_notebook and not is_quiet
-        self._cell_output: Any = None  # the output of a notebook's cell, once there is one
+        self._cell_output: Any = None  # the output of the cell, once there is one
+
+        # Rich itself finds out whether this is a terminal, unless it is a notebook, whose
+        # environment variables may claim a terminal that is not there.
         self.console = _Console(
             quiet=is_quiet,
             highlight=False,
             force_jupyter=False,
-            # environment variables of a notebook may claim a terminal that is not there
             force_terminal=False if is_notebook else None,
         )
-        if not self.console.is_terminal:  # a pipe or file: lines are not broken at a screen's edge
-            self.console.width = WIDE
-        self._prints_json = enabled and as_json
+        if not self.console.is_terminal:
+            self.console.width = WIDE  # lines in a pipe or file are not broken at a screen's edge
 
     def warning(self, text: str) -> None:
         """Print a line that begins with ``warning:``, and log it at that level."""

@@ -19,18 +19,20 @@ import pyarrow.compute as pc
 
 from recbole_pos.errors import UsageError
 from recbole_pos.referee.predictions import Predictions
-from recbole_pos.referee.requests import Requests, divide
+from recbole_pos.referee.requests import Requests, count_within, divide
 from recbole_pos.referee.split_folder import PROTOCOL_FILE
 from recbole_pos.values import listed, shown
 
 _BLOCK_ROWS = 1 << 23  # rows of lists that are sorted at a time, in about 1.2 GB
 _LARGEST_SHARE = 0.01  # of rows or requests with a fault; above it is a warning
+# Kinds of faults, in the words of the messages: "3 of 900 rows of unknown items".
 UNKNOWN_REQUESTS = "rows of unknown requests"
 UNKNOWN_ITEMS = "rows of unknown items"
 DUPLICATES = "rows that repeat an item"
 SEEN_ITEMS = "rows of seen items, which are excluded"
 MISSING = "requests without a list"
 SHORT = "requests with a short list"
+# Kind of fault -> what follows from it.
 _EFFECTS = {
     UNKNOWN_REQUESTS: "they are not read",
     UNKNOWN_ITEMS: "they keep their places and are no hits",
@@ -65,19 +67,18 @@ class Judgement:
     def list_faults(self, min_share: float = 0.0) -> list[str]:
         """Return a sentence for each kind of fault that is frequent enough.
 
-        Such as ``a.csv: 3 of 900 rows of unknown items; they keep their places and are no hits``.
+        An example is ``a.csv: 3 of 900 rows of unknown items; they keep their places and are no
+        hits``: the items after an unknown one do not move up.
 
         Args:
-            min_share: share that must be exceeded, of the requests (questions for one held-out
-                item) for faults of whole lists, and of the rows of the file for others.
+            min_share: a fault is left out if its share is not above this. Missing and short lists
+                are counted among the requests, all other faults among the rows of the file.
         """
-        # ``counts`` maps a kind of fault, which is a text, to its number; MISSING and SHORT are the
-        # faults of whole lists. _EFFECTS says what follows from each kind.
         sentences = []
         for fault, count in self.counts.items():
-            total = len(self.ranks) if fault in (MISSING, SHORT) else self.num_rows
+            is_of_whole_lists = fault in (MISSING, SHORT)
+            total = len(self.ranks) if is_of_whole_lists else self.num_rows
             if count > min_share * total:
-                # "rows of unknown items" becomes "3 of 900 rows of unknown items".
                 sentences.append(f"{self.name}: {count:,} of {total:,} {fault}; {_EFFECTS[fault]}")
         return sentences
 
@@ -105,8 +106,9 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     Raises:
         UsageError: if the predictions were made for another split, or name no request.
     """
-    # First read all rows only to count how long each list is.
     _require_same_split(predictions, requests)
+
+    # Read all rows once, to count how long each list is.
     lengths, num_unknown, example = _count_lists(predictions, requests)
     if not lengths.any():
         found = f"it has names such as {shown(example)}" if example else "it has no row"
@@ -114,25 +116,26 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
             f"{predictions.name} answers no request: {found}, and the requests are "
             f"{listed(requests.names[:2])}, ... (`recbole-pos split` writes them)"
         )
+    longest = int(lengths.max())
+    counts = Counter(
+        {
+            UNKNOWN_REQUESTS: num_unknown,
+            MISSING: int((lengths == 0).sum()),
+            SHORT: int(((lengths > 0) & (lengths < longest)).sum()),
+        }
+    )
 
-    # Then read them again for as many requests at a time as fit into memory. ``divide`` yields
-    # slices of requests whose lists have about ``_BLOCK_ROWS`` rows together.
+    # Read them again for some requests at a time, whose lists have about _BLOCK_ROWS rows together
+    # and fit into memory. ``divide`` yields the requests as slices.
     ranks = np.empty(len(requests), dtype=np.int64)
-    counts = Counter({UNKNOWN_REQUESTS: num_unknown})
     for chosen in divide(lengths, _BLOCK_ROWS):
         ranks[chosen], faults = _judge_block(predictions, requests, chosen)
         counts += faults
 
-    # Faults of whole lists: a missing one, and one that is shorter than the longest.
-    length = int(lengths.max())
-    counts[MISSING] = int((lengths == 0).sum())
-    counts[SHORT] = int(((lengths > 0) & (lengths < length)).sum())
     num_rows = int(lengths.sum()) + num_unknown
-    # The keys of ``counts`` are kinds of faults: constants such as MISSING, whose text is part of a
-    # message. _EFFECTS has all of them in the order of messages; those that do not occur are left
-    # out.
-    ordered = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
-    return Judgement(predictions.name, requests, ranks, length, num_rows, ordered)
+    # the faults that occur, in the order of _EFFECTS
+    found_faults = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
+    return Judgement(predictions.name, requests, ranks, longest, num_rows, found_faults)
 
 
 def _require_same_split(predictions: Predictions, requests: Requests) -> None:
@@ -206,43 +209,33 @@ def _judge_block(
         for a target that its list lacks.
         Kind of fault -> number of rows with it.
     """
-    # For each row the number of the request (counted from the first chosen one), the id of the
-    # item, and a number by which the rows of a list are sorted, [rows] each.
+    # The rows of all lists, sorted by request and place: the number of the request, counted from
+    # the first chosen one, and the id of the item, which is ``num_items`` for an unknown one.
     num_items = len(requests.item_names)
-    targets = requests.target_ids[chosen]
     request, item, order = _read_block(predictions, requests, chosen)
-
-    # Sort by request, then by order, then by id (lexsort goes by its last key first). The place of
-    # a row is its distance from the first row of its list: requests [0, 0, 0, 2, 2] begin in rows
-    # [0, 0, 0, 3, 3] and give the places [0, 1, 2, 0, 1].
-    by_place = np.lexsort((item, order, request))
+    by_place = np.lexsort((item, order, request))  # by request, then by order, then by id
     request, item = request[by_place], item[by_place]
-    is_first_of_list = np.append(True, request[1:] != request[:-1])
-    start_of_list = np.flatnonzero(is_first_of_list)[np.cumsum(is_first_of_list) - 1]
-    place = np.arange(len(request)) - start_of_list
+    place = count_within(request)  # 0, 1, ... in each list
 
-    # Give every pair of request and item a number of its own, so that a pair which occurs again, or
-    # is among the excluded ones, is found by comparing numbers. Unknown items have num_items as id.
+    # Pairs of a request and an item, each as one number of its own, to compare them at once.
     pair = request.astype(np.int64) * (num_items + 1) + item
-    _, first_rows = np.unique(pair, return_index=True)
-    is_unknown = item == num_items
-    is_repeated = ~is_unknown
-    is_repeated[first_rows] = False
     excluded_request, excluded_item = requests.find_excluded(chosen)
-    is_excluded = np.isin(pair, excluded_request * (num_items + 1) + excluded_item)
+    excluded_pair = excluded_request * (num_items + 1) + excluded_item
 
-    # A target is found by its first row, unless the item is excluded for this request. The keys of
-    # the result are the kinds of faults; SEEN_ITEMS are the excluded ones.
+    # Find faulty rows. Of rows with the same pair, all but the first repeat an item.
+    is_unknown = item == num_items
+    is_first_of_pair = np.zeros(len(pair), dtype=bool)
+    is_first_of_pair[np.unique(pair, return_index=True)[1]] = True
+    is_repeated = ~is_first_of_pair & ~is_unknown
+    is_excluded = np.isin(pair, excluded_pair) & ~is_repeated
+    faults = {UNKNOWN_ITEMS: is_unknown, DUPLICATES: is_repeated, SEEN_ITEMS: is_excluded}
+
+    # A row without a fault that has the target of its request is a hit.
+    targets = requests.target_ids[chosen]
+    is_hit = (item == targets[request]) & ~is_repeated & ~is_excluded
     ranks = np.full(len(targets), num_items)
-    is_hit = (item == targets[request]) & ~is_excluded & ~is_repeated
     ranks[request[is_hit]] = place[is_hit]
-    return ranks, Counter(
-        {
-            UNKNOWN_ITEMS: int(is_unknown.sum()),
-            DUPLICATES: int(is_repeated.sum()),
-            SEEN_ITEMS: int((is_excluded & ~is_repeated).sum()),
-        }
-    )
+    return ranks, Counter({fault: int(has_fault.sum()) for fault, has_fault in faults.items()})
 
 
 def _read_block(

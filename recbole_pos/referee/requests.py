@@ -53,11 +53,15 @@ class Requests:
     def __len__(self) -> int:
         return len(self.target_rows)
 
+    @property
+    def user_ids(self) -> np.ndarray:
+        """[requests] int64 ids of the users; those of the same user stand together."""
+        return self.dataset.log.users.numpy()[self.target_rows]
+
     @cached_property
     def users(self) -> np.ndarray:
         """[requests] names of the users, as text."""
-        user_ids = self.dataset.log.users.numpy()[self.target_rows]
-        return self.dataset.field2id_token[self.dataset.uid_field][user_ids].astype(str)
+        return self.dataset.field2id_token[self.dataset.uid_field][self.user_ids].astype(str)
 
     @cached_property
     def names(self) -> np.ndarray:
@@ -67,18 +71,10 @@ class Requests:
         several requests, a number is added to all names, from the oldest request of a user on:
         ann#1, ann#2, bob#1.
         """
-        # ``users`` has the name of each request's user. Requests are sorted by user, so a user's
-        # first one is where the name changes.
-        users = self.users
-        is_first = np.append(True, users[1:] != users[:-1])
-        if is_first.all():
-            return users
-
-        # Users [ann, ann, bob] begin in rows [0, 0, 2], which gives the numbers [1, 2, 1].
-        first_rows = np.flatnonzero(is_first)
-        index_of_user = np.cumsum(is_first) - 1
-        numbers = np.arange(len(users)) - first_rows[index_of_user] + 1
-        return np.array([f"{user}#{number}" for user, number in zip(users, numbers, strict=True)])
+        numbers = count_within(self.user_ids) + 1
+        if numbers.max(initial=1) == 1:
+            return self.users
+        return np.array([f"{u}#{number}" for u, number in zip(self.users, numbers, strict=True)])
 
     @property
     def item_names(self) -> np.ndarray:
@@ -103,8 +99,7 @@ class Requests:
         """
         # The log has all interactions, sorted by user, then by time. Its offsets are the first row
         # of each user, by the user's id.
-        log = self.dataset.log
-        return log.offsets[log.users.numpy()[self.target_rows]]
+        return self.dataset.log.offsets[self.user_ids]
 
     @property
     def candidates(self) -> str:
@@ -177,6 +172,19 @@ class Requests:
         """Return the table that a run keeps of its test, given [requests] ranks from 0."""
         unit = self.dataset.config["timestamp_unit"]
         return make_rank_table(self.dataset, self.target_rows, ranks, unit)
+
+
+def count_within(groups: np.ndarray) -> np.ndarray:
+    """Return for each row how many rows of its group stand before it.
+
+    The groups [0, 0, 0, 2, 2] give [0, 1, 2, 0, 1].
+
+    Args:
+        groups: [rows] group of each row; rows of the same group stand together.
+    """
+    first_rows = np.flatnonzero(np.diff(groups, prepend=-1))
+    sizes = np.diff(first_rows, append=len(groups))
+    return np.arange(len(groups)) - np.repeat(first_rows, sizes)
 
 
 def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
@@ -257,7 +265,7 @@ def read_plan_data(options: dict[str, Any]) -> Any:
 
 
 def make_requests(dataset: Any, part: str = "test") -> Requests:
-    """Return the requests of a part of a split: the questions for each held-out item.
+    """Return the requests of a part of a split: a question for each held-out item (target).
 
     Args:
         dataset: the dataset, with its split.
@@ -266,11 +274,10 @@ def make_requests(dataset: Any, part: str = "test") -> Requests:
     Raises:
         UsageError: if the split leaves no target for the part.
     """
-    check_choice("part", part, PARTS)
-    # PARTS are valid and test. A phase is given by its number in PHASES: train, valid and test are
-    # 0, 1 and 2. find_targets says of each row of the log whether it is a target of that phase;
-    # masks_history whether items of the user's past are not ranked.
-    target_rows = np.flatnonzero(dataset.split.find_targets(PHASES.index(part)))
+    check_choice("part", part, PARTS)  # one of test and valid
+    is_target = dataset.split.find_targets(PHASES.index(part))  # for each row of the log
+    target_rows = np.flatnonzero(is_target)
     if not len(target_rows):
         raise UsageError(f"part: this split of {dataset.dataset_name} has no {part} targets")
-    return Requests(dataset, part, bool(masks_history(dataset.config)), target_rows)
+    excludes_seen = bool(masks_history(dataset.config))  # whether items of the past are not ranked
+    return Requests(dataset, part, excludes_seen, target_rows)

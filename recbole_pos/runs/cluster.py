@@ -43,43 +43,48 @@ def connect(address: str | None) -> bool:
     if ray.is_initialized():
         return False
 
+    # Settings of a new Ray on this machine. Ray's workers would have a niceness of 15, with which
+    # they get next to no time beside other work. Without a token in the environment, Ray writes one
+    # into the home folder, which may not be writable.
+    options: dict[str, Any] = {}
+    if address is None:
+        options |= {"include_dashboard": False, "num_cpus": count_cores()}
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    else:
+        _require_answer(address)  # Ray itself would try for minutes
+
     # Ray's processes would search the working directory for modules first, which may be a
     # stranger's folder. This flag prevents it, unless the user has the directory on the path.
     job = ray.job_config.JobConfig()
     job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
 
-    # Settings of a new Ray on this machine, or the address of a cluster.
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        options |= {"include_dashboard": False, "num_cpus": count_cores()}
-        # Ray's workers have a niceness of 15 by default: beside other work on the machine they
-        # would get next to no time.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        # Without this token, Ray writes one into the home folder, which may not be writable.
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    else:  # else Ray would try for minutes
-        _require_answer(address)
-
-    # Connect. Ray has no class of its own for a start that takes too long.
+    # Connect. Ray has no class of its own for the error of a start that takes too long.
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address or "local", configure_logging=True, job_config=job, **options)
+        ray.init(
+            address or "local",
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            job_config=job,
+            **options,
+        )
     except Exception as error:
         reason = short(str(error).partition("\n")[0] or type(error).__name__)
-        problem = (
-            f"Ray cannot start on this machine: {reason}; if it is busy, try again; if /tmp cannot "
-            "be written, set RAY_TMPDIR to a folder with a short path"
-        )
-        if address is not None:
-            problem = (
-                f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
-                "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this "
-                f"one, and set RAY_AUTH_MODE=token ({reason})"
-            )
-        raise UsageError(problem) from error
+        if address is None:
+            raise UsageError(
+                f"Ray cannot start on this machine: {reason}; if it is busy, try again; if /tmp "
+                "cannot be written, set RAY_TMPDIR to a folder with a short path"
+            ) from error
+        raise UsageError(
+            f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
+            "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this "
+            f"one, and set RAY_AUTH_MODE=token ({reason})"
+        ) from error
 
-    # Ray's handler of SIGTERM exits at once, without a message; put ours back. Only the main thread
-    # may do so.
+    # Ray's handler of SIGTERM exits at once, without a message; put the former one back. Only the
+    # main thread may do so.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm)
     return True

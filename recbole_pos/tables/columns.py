@@ -19,56 +19,71 @@ _MISSING_CODE = -1  # in place of the code of a name
 
 
 class Column:
-    """A column that is filled block by block: codes of names, numbers or lists.
+    """A column that is filled block by block with names, with numbers, or with lists of these.
 
-    Codes are first those of a block, whose names Arrow has numbered. Names of many blocks are then
-    merged at once: a block of the names [red, blue] after one of [blue, owl] gets the codes 2 and 0
-    in place of its own 0 and 1.
+    Names are stored as codes, whole numbers that stand for them. The codes that Arrow has given to
+    a block count the names of that block only. After some blocks their names are merged, so that
+    equal names have the same code: a block of the names [red, blue] after one of [blue, owl] gets
+    the codes [2, 0] in place of its own [0, 1].
+
+    Attributes:
+        kind: ``token`` (names), ``float`` (numbers), or lists of these: ``token_seq``,
+            ``float_seq``.
+        values: of names and numbers: [rows] int32 code of each name, or float64 number.
+        lists: of lists: the list of each row, as an array.
+        names: of names: those that are merged, by their codes.
+        unmerged: of names: for each block with codes of its own, its rows, and its names by code.
     """
 
     def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
         """Make an empty column.
 
         Args:
-            kind: ``token`` (names), ``float``, or lists of these: ``token_seq``, ``float_seq``.
+            kind: what it holds, see above.
             num_rows: number of rows of the whole table.
             storage: gives the space for codes or numbers, in memory or on disk.
         """
         self.kind = kind
-        self.names = pa.array([], pa.string())  # by first appearance
-        self.unmerged: list[tuple[slice, pa.Array]] = []  # rows of blocks, and the names of each
         self.lists: list[np.ndarray] = []
-        if not kind.endswith("seq"):
+        self.names = pa.array([], pa.string())
+        self.unmerged: list[tuple[slice, pa.Array]] = []
+        if kind in ("token", "float"):
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
 
     def write(self, first_row: int, block: Any) -> None:
         """Write the cells of the next block of rows into this column.
 
-        Names are stored as codes (whole numbers that stand for them). These are at first the codes
-        of their block; ``_merge_names`` later gives equal names of all blocks the same code.
-
         Args:
             first_row: row of the table in which the block begins. A reader that fails in the middle
-                of a file begins again at its first row, which replaces what was written from there.
-            block: the cells of the column: a list of arrays (if each cell is a list), an array of
-                numbers (float), or a DictionaryArray of Arrow (token), which has a code for each
-                cell in ``indices``, and the name of each code in ``dictionary``.
+                of a file begins again at the first row of the file, which replaces what was written
+                from there.
+            block: the cells of the column. For lists it is a list of arrays; for numbers an array;
+                for names a DictionaryArray of Arrow, which has the code of each cell in
+                ``indices``, and the names by code in ``dictionary``.
         """
-        if self.kind.endswith("seq"):
-            self.lists[first_row:] = block
-            return
         rows = slice(first_row, first_row + len(block))
-        if self.kind == "float":
+        if self.kind == "token":
+            self._write_names(rows, block)
+        elif self.kind == "float":
             self.values[rows] = block
-            return
-        # A missing name has the code -1 (``_MISSING_CODE``).
+        else:
+            self.lists[first_row:] = block
+
+    def _write_names(self, rows: slice, block: pa.DictionaryArray) -> None:
+        """Write the codes of a block, and keep its names to be merged.
+
+        Args:
+            rows: rows of the block in the table.
+            block: the names, as :meth:`write` describes them.
+        """
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
 
-        # Keep the names of this block, and of the blocks that it does not replace, to be merged.
-        kept = [(earlier, names) for earlier, names in self.unmerged if earlier.stop <= first_row]
+        # Blocks that are written again, since a reader has failed, replace those of before.
+        kept = [(earlier, names) for earlier, names in self.unmerged if earlier.stop <= rows.start]
         self.unmerged = [*kept, (rows, block.dictionary)]
-        num_unmerged = sum(len(names) for _, names in self.unmerged)
-        if num_unmerged > _MAX_UNMERGED_NAMES:  # merge now: the same names of many blocks take room
+
+        # Merge now and then, since the same names of many blocks take memory.
+        if sum(len(names) for _, names in self.unmerged) > _MAX_UNMERGED_NAMES:
             self._merge_names()
 
     def _merge_names(self) -> None:
@@ -104,7 +119,7 @@ class Column:
             A Series of arrays (token_seq, float_seq), float64 numbers (float) or categories of str
             (token).
         """
-        if self.kind.endswith("seq"):
+        if self.kind in ("token_seq", "float_seq"):
             return pd.Series(self.lists, dtype=object)
         if self.kind == "float":
             return self.values[:num_rows]

@@ -319,7 +319,7 @@ class _Runs:
             )
 
     def _make_tuner(self, searcher: TrialSearch) -> ray_tune.Tuner:
-        """Return Ray's tuner of the trials that have no result yet.
+        """Return Ray's tuner, which will train the trials that have no result yet.
 
         Args:
             searcher: samples the trials and records how they end.
@@ -338,8 +338,7 @@ class _Runs:
             grace = min(facts.grace_epochs, epochs)
             scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
 
-        # What a trial runs: the function run_trial with these arguments (its process is started
-        # again up to MOST_LOSSES times if it is lost). pack returns the code of a
+        # What a trial runs: the function run_trial with these arguments. pack returns the code of a
         # custom model as bytes, and the data are put into Ray's store once for all trials.
         trainable = ray_tune.with_parameters(
             run_trial,
@@ -347,10 +346,10 @@ class _Runs:
             packed=pack(self.search.config["model"]),
             data=[ray.put(SharedData(self.data))],
         )
+        # A trial whose process or machine is lost starts again, up to MOST_LOSSES times.
+        resources = {"CPU": self.resources.cpus, "GPU": self.resources.gpus}
         return ray_tune.Tuner(
-            ray_tune.with_resources(
-                trainable, {"CPU": self.resources.cpus, "GPU": self.resources.gpus}
-            ),
+            ray_tune.with_resources(trainable, resources),
             tune_config=ray_tune.TuneConfig(
                 metric=BEST,
                 mode=self.search.mode,
