@@ -34,7 +34,8 @@ def train(
 
     Args:
         made: the fits.
-        values: (trial, seed) -> validation value, None for one that fails; 0.1 for others.
+        values: (trial, seed) -> NDCG@10 in validation, None for one that fails; 0.1 for others.
+            MRR@10 is the lower, the higher that is.
         fits: how many.
 
     Returns:
@@ -47,9 +48,10 @@ def train(
         names.append(job.fit.name + " *" * (job.tested_run is not None))
         value = (values or {}).get((job.fit.trial, job.fit.seed), 0.1)
         status = FAILED if value is None else DONE
-        facts = {"status": status, "best_valid": {"ndcg@10": value or 0.0}}
+        valid = {"ndcg@10": value or 0.0, "mrr@10": 1 - (value or 0.0)}
+        facts = {"status": status, "best_valid": valid}
         folder.write_fit(job.digest, {**facts, **made.describe(job.fit)})
-        folder.run(job.digest).write_metrics([{"epoch": 0, "valid": facts["best_valid"]}])
+        folder.run(job.digest).write_metrics([{"epoch": 0, "valid": valid}])
         folder.run(job.digest).write_config(job.config.plain)
         folder.run(job.digest).checkpoint.touch()
         made.end(job.fit, status, "" if value else "it diverged", folder.read_fit(job.digest))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,10 +118,10 @@ class Coverage:
     half_width: float
 
 
-def cover(case: Case, studies: int, seed: int = 0, method: Callable = interval) -> Coverage:
+def cover(case: Case, studies: int, seed: int = 0) -> Coverage:
     """Generate studies and see how often their interval has the true difference in it."""
     rng, truth = np.random.default_rng(seed), case.truth()
-    low, high = np.array([method(*case.draw(rng)) for _ in range(studies)]).T
+    low, high = np.array([interval(*case.draw(rng)) for _ in range(studies)]).T
     inside = (low <= truth) & (truth <= high)
     return Coverage(inside.mean(), (low > truth).mean(), (high - low).mean() / 2)
 

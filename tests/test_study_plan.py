@@ -71,11 +71,9 @@ def test_fits_come_after_what_they_start_from(study):
     plan = study(text.replace("  Pop:", "  late: {attach: {to: RoPE, schemes: [cape]}}\n  Pop:"))
     assert plan.list_ancestors("RoPE + kernel") == ["RoPE + kernel", "late", "RoPE"]
     assert plan.are_coupled("RoPE + kernel", "late") and not plan.are_coupled("RoPE", "NoPE")
-    done: set[str] = set()
-    for fit in list_fits(plan):
-        assert set(fit.after) <= done
-        done.add(fit.name)
     made = {fit.name: fit for fit in list_fits(plan)}
+    names = list(made)
+    assert all(names.index(a) < names.index(fit.name) for fit in made.values() for a in fit.after)
     trials = [fit for fit in made.values() if fit.stage == "trial"]
     assert [(fit.row, fit.options["hidden_dropout_prob"]) for fit in trials] == [
         (row, value) for row in ("NoPE", "RoPE", "Ours") for value in (0.2, 0.3)
@@ -157,11 +155,17 @@ def test_models_and_values_are_rows(tmp_path):
 
 
 def test_given_options_are_above_those_of_the_base(tmp_path):
-    """As those of given files are; rows that set an option themselves are named."""
+    """As those of given files are, after its own; rows that set an option themselves are named."""
     rows = {"A": {"model": "A", "epochs": 1, "n_heads": 2}, "B": {"model": "B", "n_heads": 2}}
-    plan = make_plan(Source("a", {"dataset": "shop", "base": {"epochs": 2}, "rows": rows}))
-    (file := tmp_path / "c.yaml").write_text("epochs: 11\n")
-    assert "epochs" not in change_plan(plan, {}, {"config_files": [str(file)]}).base.options
+    one, three = (str(tmp_path / f"{name}.yaml") for name in ("one", "three"))
+    for file in (one, three):
+        Path(file).write_text("epochs: 11\n")
+    base = {"epochs": 2, "config_files": [one, "two.yaml"]}
+    plan = make_plan(Source("a", {"dataset": "shop", "base": base, "rows": rows, "seeds": [7, 8]}))
+    changed = change_plan(plan, {"seeds": 3}, {"config_files": [one, three]})
+    assert changed.base.config_files == ("two.yaml", one, three)
+    assert "epochs" not in changed.base.options and changed.seeds == (7, 8, 9)
+    assert change_plan(plan, {"seeds": 1}, {}).seeds == (7,)
     with pytest.warns(RunWarning, match="epochs: A of the study"):
         assert change_plan(plan, {}, {"epochs": 7}).base.options["epochs"] == 7
 
@@ -172,13 +176,13 @@ def test_every_row_and_value_is_checked(study, monkeypatch):
     def check(options: dict[str, Any]) -> dict[str, Any]:
         if options["model"] == "Pop":
             raise UsageError("configuration: hidden_dropout_prob: unknown")
-        seen.append(options)
+        seen.append((options["model"], options["hidden_dropout_prob"]))
         return options
 
     monkeypatch.setattr(configs, "complete_options", check)
     with pytest.raises(UsageError, match="study.yaml, line 11: configuration Pop: hidden_dropout"):
         check_plan(study())
-    assert [o["hidden_dropout_prob"] for o in seen if o["model"] == "KernelAttention"] == [0.2, 0.3]
+    assert {("KernelAttention", 0.2), ("KernelAttention", 0.3)} <= set(seen)
 
 
 def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study, monkeypatch):
@@ -198,9 +202,9 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study, monkeypatch)
     assert found["RoPE + kernel"]["n_heads"] == 4
 
 
-def name_run(**options: Any) -> str:
+def name_run(identity: str = "x", **options: Any) -> str:
     config = make_row_config({"model": "FPARec", "dataset": "ml-100k", **options})
-    return digest_run(config, {"data": "x"})
+    return digest_run(config, {"data": identity})
 
 
 def test_the_digest_of_a_run_is_of_what_changes_its_results():
@@ -208,9 +212,9 @@ def test_the_digest_of_a_run_is_of_what_changes_its_results():
     assert name_run() == name_run(warmup_steps=0) == name_run(data_path="elsewhere")
     config = make_row_config({"model": "FPARec", "dataset": "ml-100k"})
     del config.plain["warmup_steps"]
+    assert digest_run(config, {"data": "x"}) == name_run()
     names = [name_run(), name_run(warmup_steps=5), name_run(hidden_size=32), name_run(seed=1)]
-    assert digest_run(config, {"data": "x"}) == names[0]
-    names += [digest_run(config, {"data": "y"}), digest_run(config, {"data": "x"}, True)]
+    names += [name_run(identity="y"), digest_run(config, {"data": "x"}, True)]
     assert len(set(names)) == 6
 
 
