@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import linecache
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,9 @@ from spy import notes
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.config.plugins import allow
 from recbole_pos.data import preparation
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.model.models import MODELS
+from recbole_pos.model.models import MODELS, register_model
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.study_folder import StudyFolder
@@ -247,53 +244,37 @@ def test_rows_of_one_table_rank_the_same_items(cluster, tiny: Path, tmp_path: Pa
 
 
 FILES = {
-    **dict.fromkeys(["my_package/scale.py", "my_package/unused.py", "late.py"], "FACTOR = 1.0\n"),
-    "my_package/__init__.py": "",
-    "my_base.py": "from recbole_pos.model.sasrec import PosSASRec\n"
+    "own_package/__init__.py": "",
+    "own_package/scale.py": "FACTOR = 1.0\n",
+    "own_package/unused.py": "FACTOR = 1.0\n",
+    "own_late.py": "FACTOR = 1.0\n",
+    "own_base.py": "from recbole_pos.model.sasrec import PosSASRec\n"
     "class Base(PosSASRec):\n"
     "    def encode(self, batch):\n"
-    "        import late\n"
-    "        return late.FACTOR * super().encode(batch)\n",
-    "mine.py": "import my_base, my_package.scale\nclass Helped(my_base.Base): ...\n",
+    "        import own_late\n"
+    "        return own_late.FACTOR * super().encode(batch)\n",
+    "own_model.py": "import own_base, own_package.scale\nclass Helped(own_base.Base): ...\n",
 }
 
 
-@pytest.fixture
-def digest_code(tiny: Path, tmp_path: Path, monkeypatch) -> Iterator[Callable[..., str]]:
-    """``digest_code(late="...")``: the digest of a model of ``FILES``, of which one is edited."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits follow within a second
-    (tmp_path / "my_package").mkdir()
-
-    def forget_modules() -> None:
-        for file in FILES:
-            module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            sys.modules.pop(module, None)
-
-    def digest(**edited: str) -> str:
-        for file, text in FILES.items():
-            (tmp_path / file).write_text(edited.get(Path(file).stem, text))
-        forget_modules()
-        importlib.invalidate_caches()
-        linecache.checkcache()
-        allow("mine")
-        given = {**SMALL, "data_path": str(tiny), "plugins": ["mine"]}
-        config = make_row_config({"model": "Helped", "dataset": "tiny", **given})
-        MODELS.added.pop("Helped", None)
-        return digest_run(config, {"data": "x"})
-
-    yield digest
-    forget_modules()
-
-
-def test_code_of_ones_own_counts(digest_code) -> None:
+def test_code_of_ones_own_counts(tiny: Path, tmp_path: Path, monkeypatch) -> None:
     """Of the model, in modules of its package or beside it, and of its bases, at any depth."""
-    other = "FACTOR = 2.0\n"
-    edits = [{}, {"scale": other}, {"late": other}]
-    edits += [{name: FILES[f"{name}.py"] + "#\n"} for name in ("my_base", "mine")]
-    assert len({digest_code(**edited) for edited in edits}) == 5
-    assert digest_code() == digest_code(unused=other)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_package").mkdir()
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(text)
+    model = importlib.import_module("own_model").Helped
+    monkeypatch.setattr(MODELS, "added", {**MODELS.added})
+    register_model(model)
+    options = {"model": "Helped", "dataset": "tiny", "data_path": str(tiny)}
+    config = make_row_config(options)
+    names = {"": digest_run(config, {"data": "x"})}
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(f"{text}#\n")
+        names[file] = digest_run(config, {"data": "x"})
+        (tmp_path / file).write_text(text)
+    assert names.pop("own_package/unused.py") == names[""]
+    assert len(set(names.values())) == len(names)
 
 
 def test_the_same_bits_as_on_ray(tiny: Path, tmp_path: Path, monkeypatch, cluster) -> None:

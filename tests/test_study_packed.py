@@ -115,7 +115,7 @@ def test_other_data_or_options_know_nothing(made: dict, tmp_path: Path, capsys) 
     for more, known in zip(changes, (0, 2, 6), strict=True):
         other = {**what, "base": {**what["base"], **more}}
         compare(other, run_dir=tmp_path / "s", known=(pack,), dry_run=True, verbose=True)
-        assert f"{known} of its 6 runs are of this study" in capsys.readouterr().out
+        assert f"{known} of 6 runs are finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_a_dry_run_counts_what_is_there_and_writes_nothing(
     before = content(folder)
     compare(made["what"], run_dir=folder, dry_run=True, verbose=True)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "2 configurations, 2 seeds, 6 runs" in printed and "5 of 6 runs are finished" in printed
+    assert "Configurations: NoPE, Pop" in printed and "Seeds: 2020, 2021; 6 runs, 2 of" in printed
+    assert "5 of 6 runs are finished" in printed
     assert content(folder) == before
 
 

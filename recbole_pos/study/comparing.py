@@ -187,8 +187,6 @@ def compare(
         reporter.line(make_power_table(results, args.difference))
         return None
     compared = _write_and_print(results, reporter, folder.path, args.latex)
-    for study in packed:
-        reporter.line(str(study))
     if args.pack:
         num_runs = pack(plan, folder, args.pack, judged)
         reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
@@ -400,26 +398,19 @@ def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
             (``--known``) that finished runs can be taken from.
         reporter: prints the lines.
     """
-    plan, folder = scheduler.plan, scheduler.folder
-    fits = scheduler.fits  # the runs that the plan asks for
+    plan, fits = scheduler.plan, scheduler.fits  # fits are the runs that the plan asks for
     num_trials = sum(fit.trial is not None for fit in fits)
-    num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
-    search = f" ({num_trials} of them trials of a search)" if num_trials else ""
-    reporter.line(
-        f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
-        f"{num_seeds} seed{'s' * (num_seeds > 1)}, {len(fits)} runs{search} on {plan.dataset}; "
-        f"differences are from {plan.reference}"
-    )
+    trials = f", {num_trials} of them trials of a search" if num_trials else ""
+    reporter.line(f"{plan.title}: on {plan.dataset}; differences are from {plan.reference}")
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
+    reporter.line(f"Seeds: {', '.join(map(str, plan.seeds))}; {len(fits)} runs{trials}")
 
-    if folder.runs.is_dir() or scheduler.packed:
+    if scheduler.folder.runs.is_dir() or scheduler.packed:
         # Look for finished runs, and copy none. This reads the data, since the folder of a run is
         # named by a hash of its options and data.
         scheduler.record_finished(restore=False)
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
-        reporter.line(f"In {folder.path}: {num_done} of {len(fits)} runs are finished")
-    for study in scheduler.packed:
-        reporter.line(str(study))  # how many of its runs belong to this study
+        reporter.line(f"{num_done} of {len(fits)} runs are finished")
 
 
 def _train_missing(

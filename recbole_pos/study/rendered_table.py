@@ -184,15 +184,19 @@ def _format_markdown_cell(cell: Cell) -> str:
 
 
 def _format_latex_cell(cell: Cell) -> str:
-    """Return a cell in LaTeX, with its detail in small letters.
+    """Return a cell in LaTeX, such as ``{0.0425}`` or ``\\textbf{0.0425} {\\scriptsize detail}``.
 
-    The text is in braces. Without them, a line that begins with [ or * would be read as an argument
-    of the line break before it.
+    The braces around the text are for LaTeX, which reads a [ or * at the beginning of a line as an
+    argument of the line break before it.
     """
     # _LATEX replaces the characters that LaTeX would read as commands.
     text, detail = cell.text.translate(_LATEX), cell.detail.translate(_LATEX)
-    text = rf"\textbf{{{text}}}" if cell.bold and text else text
-    return rf"{text} {{\scriptsize {detail}}}".strip() if detail else f"{{{text}}}"
+    parts = []
+    if text:
+        parts.append(rf"\textbf{{{text}}}" if cell.bold else f"{{{text}}}")
+    if detail:
+        parts.append(rf"{{\scriptsize {detail}}}")
+    return " ".join(parts)
 
 
 def _make_rich_cell(cell: Cell) -> Text:

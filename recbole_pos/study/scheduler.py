@@ -199,16 +199,15 @@ class Scheduler:
             run.
         """
         facts = self.folder.read_fit(job.digest)
-        # Packed studies that have the run, results of runs that others have trained.
-        packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
-        for packed in packed_studies:
-            packed.used.add(job.digest)  # to report at the end how many of its runs were of use
-        if facts.get("status") == DONE or not packed_studies:
+        if facts.get("status") == DONE:
             return facts
-        first, *_ = packed_studies  # any of them will do
-        if restore:
-            first.restore(job.digest, self.folder, job.config, self.prepare(job.config))
-        return first.fits[job.digest]
+        for packed in self.packed:
+            if job.digest in packed.fits:
+                if restore:
+                    dataset = self.prepare(job.config)
+                    packed.restore(job.digest, self.folder, job.config, dataset)
+                return packed.fits[job.digest]
+        return facts
 
     def _find_trial(self, fit: Fit) -> int | None:
         """Return the number of the trial whose options a fit of a searched row takes.

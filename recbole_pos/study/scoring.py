@@ -8,6 +8,7 @@ corrections as rows that are trained.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +30,9 @@ from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.result_tables import Report
 from recbole_pos.study.results import RUN_FOLDERS, Run, make_results, read_runs
 from recbole_pos.study.statistics import is_from_ranks
-from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_file import METRIC_NAMES, make_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFacts
 
-_METRICS = ("ndcg", "hit", "mrr")  # metrics by default
 _MAIN_CUTOFF = 10  # cutoff of the first metric, if the lists are long enough
 
 
@@ -154,11 +154,11 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
         length: number of items of the shortest list.
     """
     # A longer cutoff would count items that the lists do not have as misses. _MAIN_CUTOFF is 10,
-    # and _METRICS are ndcg, hit and mrr.
+    # and METRIC_NAMES are ndcg, hit and mrr.
     known = sorted(cutoff for cutoff in cutoffs if cutoff <= length) or [length]
     main = _MAIN_CUTOFF if _MAIN_CUTOFF in known else known[-1]
-    ordered = [main, *(cutoff for cutoff in known if cutoff != main)]
-    return [f"{metric}@{cutoff}" for cutoff in ordered for metric in _METRICS]
+    known.sort(key=lambda cutoff: cutoff != main)  # the main one first; the others keep their order
+    return [f"{metric}@{cutoff}" for cutoff in known for metric in METRIC_NAMES]
 
 
 def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
@@ -232,12 +232,10 @@ def _require_lengths(plan: Plan, judged: Judged) -> None:
         UsageError: naming the metric and the file with shorter lists.
     """
     for (row, _), judgement in judged.items():
-        for table in plan.tables:
-            if row not in table.rows:
-                continue
-            for metric in table.metrics:
-                if int(metric.partition("@")[2]) > judgement.length:  # the cutoff of ndcg@10 is 10
-                    raise UsageError(
-                        f"metrics: {metric}: {judgement.name} has {judgement.length} items a "
-                        f"request; give longer lists, or metrics up to @{judgement.length}"
-                    )
+        tables = [table for table in plan.tables if row in table.rows]
+        for metric in itertools.chain.from_iterable(table.metrics for table in tables):
+            if int(metric.partition("@")[2]) > judgement.length:  # the cutoff of ndcg@10 is 10
+                raise UsageError(
+                    f"metrics: {metric}: {judgement.name} has {judgement.length} items a "
+                    f"request; give longer lists, or metrics up to @{judgement.length}"
+                )

@@ -178,15 +178,13 @@ class StudyFolder:
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and its weights can be used.
 
-        A run that was taken from a packed study has results but no weights.
+        A run that was taken from a packed study has results but no weights (no checkpoint).
 
         Args:
             digest: hash that names the run's folder; empty for no run.
         """
-        facts = self.read_fit(digest)
-        # KNOWN_FROM names the packed study that a run was taken from.
-        is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
-        return is_trained_here and self.run(digest).checkpoint.is_file()
+        is_done = self.read_fit(digest).get("status") == DONE
+        return is_done and self.run(digest).checkpoint.is_file()
 
     def find_current_digests(self, plan: Plan) -> dict[str, str]:
         """Return which run belongs to each fit (training run) of a plan.
@@ -262,7 +260,6 @@ class PackedStudy:
         fits: digest of a run (the hash that names its folder) -> its facts, as
             :meth:`StudyFolder.read_fit` returns them.
         epochs: one line per epoch: digest, epoch, and a column for each validation metric.
-        used: digests of its runs that belong to the present study, which a scheduler adds.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -284,7 +281,6 @@ class PackedStudy:
         facts = read_json(self.path / _FACTS)
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
         self.epochs = pd.read_parquet(self.path / _EPOCHS)
-        self.used: set[str] = set()  # digests of the runs that a study turns out to need
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
@@ -324,7 +320,10 @@ class PackedStudy:
         folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
 
     def read_judgement(self, row: str, seed: int, requests: Requests) -> Judgement | None:
-        """Return ranks and faults of another system's predictions, as ``compare --pack`` kept them.
+        """Return ranks of another system's predictions that were kept in this folder, and faults.
+
+        A fault is something wrong with the lists of a system, such as an item twice in one. The
+        judgement has a count for each kind of fault.
 
         Args:
             row: row of the study (a configuration) that names the predictions.
@@ -333,26 +332,18 @@ class PackedStudy:
                 find. The predictions must have answered the same ones.
 
         Returns:
-            The ranks of the targets and the counts of faults; None if there are no predictions of
-            this row and seed, or if they answer the requests of another split.
+            The judgement; None if there are no predictions of this row and seed, or if they answer
+            the requests of another split.
         """
-        name = f"{row}, seed {seed}"  # as pack names them
+        name = f"{row}, seed {seed}"  # pack names predictions so, and other runs by a hash
         facts = self.fits.get(name)
         if facts is None or facts["split"] != requests.digest:
             return None
-        self.used.add(name)
+        # Columns of other runs may be longer, so that this one ends with missing values.
         column = pd.read_parquet(self.path / _RANKS, columns=[name])[name]
         ranks = column.dropna().to_numpy(np.int64)
         # _JUDGED are the other fields: lengths of the lists and the file, and counts of faults.
-        counts = {key: facts[key] for key in _JUDGED}
-        return Judgement(name=facts["file"], requests=requests, ranks=ranks, **counts)
-
-    def __str__(self) -> str:
-        """Return a sentence on how many of the runs belong to the present study."""
-        summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
-        if len(self.used) < len(self.fits):
-            summary += "; the others are of other configurations, data or seeds"
-        return summary
+        return Judgement(facts["file"], requests, ranks, **{key: facts[key] for key in _JUDGED})
 
 
 def pack(
