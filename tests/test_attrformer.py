@@ -95,7 +95,7 @@ def test_every_layer_equals_the_equations(
     assert (places(rows)[users.reader] == places(rows)[users.source]).all()
     x = model.item_embedding(torch.from_numpy(model.lookup.items[rows.events]))
     table = model.lookup.user_table
-    own = table.to_matrix().diagonal()[table.group[order.user]].tolist()
+    own = table.to_matrix().diagonal()[table.class_of[order.user]].tolist()
     assert 0 in own  # a user without attributes
     ends = np.cumsum(rows.lengths)
     for number, layer in enumerate(model.trm_encoder.layer, 1):
@@ -213,10 +213,10 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
     target = made.loaders["test"]._dataset.inter_feat.target.numpy()
     start = log.offsets[log.users.numpy()[target]]
     rows = lookup.pack_histories(start, target, is_bank=False)
-    chain = np.repeat(rows.chain, rows.lengths)
+    chain = np.repeat(rows.sequence, rows.lengths)
     for number, (begin, end) in enumerate(zip(start, target, strict=True)):
         assert rows.events[chain == number].tolist() == list(range(begin, end))
-        lengths = rows.lengths[rows.chain == number]
+        lengths = rows.lengths[rows.sequence == number]
         assert (lengths[1:] == length).all() and lengths[0] <= length
 
 

@@ -108,7 +108,7 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
             before = np.zeros(len(order), dtype=bool)
             before[own[own < cut]] = True
             # and who is before them on that clock
-            before |= (order.user != user) & (order.rank <= order.rank[cut])
+            before |= (order.user != user) & (order.arrival <= order.arrival[cut])
             assert torch.equal(got[before], want[before])
             changed_others += int((got != want).any(1)[torch.from_numpy(order.user != user)].sum())
     assert (changed_others > 0) == (clock != "none")
@@ -122,7 +122,7 @@ def test_the_random_clock_of_an_event_is_the_same_without_later_ones(folder: Pat
     user = lookup.users[rows.events[last]]
     newest = np.append(user[1:] != user[:-1], True) & (rows.lengths > 1)
     short = np.delete(rows.events, last[newest])  # without the newest event of each user
-    clocks = [lookup._sample_clock(events, Draws(0.5)) for events in (rows.events, short)]
+    clocks = [lookup._sample_arrival_times(events, Draws(0.5)) for events in (rows.events, short)]
     np.testing.assert_array_equal(clocks[0][np.isin(rows.events, short)], clocks[1])
 
 

@@ -29,7 +29,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory):
 
 def dense(table: RelationTable) -> np.ndarray:
     """[entities, entities] the relations of a table."""
-    return table.to_matrix().toarray()[np.ix_(table.group, table.group)]
+    return table.to_matrix().toarray()[np.ix_(table.class_of, table.class_of)]
 
 
 def test_relations_of_entities_equal_their_formula(opened) -> None:
@@ -46,8 +46,8 @@ def test_relations_of_entities_equal_their_formula(opened) -> None:
         if not hasattr(compiled, "table"):
             continue
         found = dense(compiled.table)
-        values = column(relation.table, relation.field, len(found))
-        within = relation.within and column(relation.table, relation.within, len(found))
+        values = column(relation.origin, relation.field, len(found))
+        within = relation.within and column(relation.origin, relation.within, len(found))
         for a, b in itertools.product(range(1, len(found)), repeat=2):
             want = similarity(values[a], values[b], relation.scales)
             want *= want >= WEAKEST  # what is weaker counts as nothing
@@ -90,12 +90,12 @@ def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_
         found = []
         for j in range(len(order)):
             r = relation[group[i], group[j]]
-            own = order.chain[i] == order.chain[j] and j < i
+            own = order.sequence[i] == order.sequence[j] and j < i
             other = across and order.user[i] != order.user[j] and order.is_source[j]
-            other = other and order.rank[j] < order.rank[i]
+            other = other and order.arrival[j] < order.arrival[i]
             same = not same_column or order.column[i] == order.column[j]
             if r > 0 and (own or other) and same:
-                near = (-j,) if own else (-order.rank[j], -j)
+                near = (-j,) if own else (-order.arrival[j], -j)
                 found.append((-r, relation[group[j], group[j]], group[j], not own, near, j, r))
         kept += [(i, j, r) for *_, j, r in sorted(found)[:k]]
     return sorted(kept)
@@ -104,12 +104,14 @@ def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_
 def random_order(rng: np.random.Generator, rows: int) -> EventOrder:
     """Chains of one to three rows, ranks with ties that rise along a chain, users with several."""
     lengths = rng.integers(1, 7, rows)
-    chain = np.cumsum(rng.random(rows) < 0.7)
-    user = rng.integers(1, 1 + max(rows // 2, 1), chain.max() + 1)[chain]
+    sequence = np.cumsum(rng.random(rows) < 0.7)
+    user = rng.integers(1, 1 + max(rows // 2, 1), sequence.max() + 1)[sequence]
     rank = np.concatenate([np.sort(rng.integers(0, 12, n)) for n in lengths])
-    per_event = {"user": np.repeat(user, lengths), "chain": np.repeat(chain, lengths)}
+    per_event = {"user": np.repeat(user, lengths), "sequence": np.repeat(sequence, lengths)}
     column = np.concatenate([np.arange(n) for n in lengths])
-    return EventOrder(**per_event, rank=rank, is_source=rng.random(len(rank)) < 0.8, column=column)
+    return EventOrder(
+        **per_event, arrival=rank, is_source=rng.random(len(rank)) < 0.8, column=column
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -125,7 +127,7 @@ def test_top_relations_by_brute_force(seed, rows, k, across, same_column) -> Non
     group, hot = tables_module.number_token_sets(column)
     table = RelationTable.from_matrix(group, tables_module.relate_categorical(hot, "x"))
     order = random_order(rng, rows)
-    group = table.group[rng.integers(0, 30, len(order))]
+    group = table.class_of[rng.integers(0, 30, len(order))]
     edges = top_relations(table, group, order, k, across, same_column)
     found = sorted(zip(edges.reader, edges.source, edges.value, strict=True))
     assert found == brute_force(table, group, order, k, across, same_column)
@@ -201,7 +203,7 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
     missing, price = made.dataset.missing["price"], made.model.lookup.by_attribute[0]
     assert missing.sum() == 3 + 2  # padding and the item without a row
     assert torch.isfinite(made.dataset.item_feat["price"]).all()
-    is_related = np.diff(price.table.indptr)[price.table.group] > 0
+    is_related = np.diff(price.table.indptr)[price.table.class_of] > 0
     assert not is_related[missing].any() and is_related[~missing].all()
 
 
@@ -210,7 +212,7 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
     [
         ([{"feild": "brand"}], "keys field, .*feild"),
         (["brand", {"field": "brand"}], "'brand'"),
-        ([{"field": "time", "scope": "batch"}], "time.*: scope: .*found batch"),
+        ([{"field": "time", "scope": "batch"}], "time: scope: 'batch' is not one of sequence"),
         ([{"field": "price", "scales": [0]}], "price: scales: .*above 0"),
         ([{"field": "price", "within": "weight"}], "price: within: .*'weight' is a float"),
         (["user_id"], "user_id: .*not of the ids"),
@@ -227,5 +229,5 @@ def test_scope_sequence_of_an_item_field(tmp_path: Path) -> None:
     relations = [{"field": "brand", "scope": "sequence"}, "tags"]
     made = open_shop(write(tmp_path, tables()), relations=relations)
     order, (brand, tags), _ = find(made.model.eval(), all_windows(made))
-    assert len(brand.value) and (order.chain[brand.reader] == order.chain[brand.source]).all()
+    assert len(brand.value) and (order.sequence[brand.reader] == order.sequence[brand.source]).all()
     assert (order.user[tags.reader] != order.user[tags.source]).any()

@@ -112,7 +112,7 @@ class AttrFormer(PosSASRec):
         # histories read the bank, training interactions of some users.
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
-        self.relates_times = any(relation.table == TIME for relation in self.declared)
+        self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self.lookup = self._build_lookup(dataset, config)
         self._check_times(dataset, config)
         self.bank_users = self._sample_bank(config["bank_size"])
@@ -154,7 +154,7 @@ class AttrFormer(PosSASRec):
         unit = config["timestamp_unit"]
         if self.relates_times:
             self.notices += check_clock(dataset.log, unit, "leave the time out of relations")
-        elif self.lookup.clock == "time_respecting":  # the option cross_sequence
+        elif self.lookup.cross_sequence == "time_respecting":
             instead = "set cross_sequence: random_order"
             self.notices += check_clock(dataset.log, unit, instead, compares_users=True)
 
@@ -211,7 +211,7 @@ class AttrFormer(PosSASRec):
         # Which interactions of the bank are earlier is decided by the real times. A prediction that
         # reads the users of its own batch (``batch``) finds none: histories from outside have no
         # training interactions.
-        return self.inference == "training_bank" and self.lookup.clock == "time_respecting"
+        return self.inference == "training_bank" and self.lookup.cross_sequence == "time_respecting"
 
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
@@ -411,9 +411,9 @@ class AttrFormer(PosSASRec):
 
         Returns:
             The histories; None if predictions read no other users, by ``inference_relations`` or
-            because training had ``cross_sequence: none`` (the ``clock``).
+            because training had ``cross_sequence: none``.
         """
-        if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
+        if self.inference not in ("batch", "training_bank") or lookup.cross_sequence == "none":
             return None
         if self.inference == "training_bank":
             return lookup.pack_bank(self.bank_users)

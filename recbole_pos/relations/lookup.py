@@ -1,12 +1,17 @@
 """Relations of a batch: who may read whom, what is related, and with which weight.
 
-One order prevents leakage. Every batch has a clock (``cross_sequence``). An interaction reads
-interactions of other users only if they are strictly before it on that clock, and of its own user
-only if they are older. Everything read, through any number of layers, lies before the reader, so
-nothing of a user's own future reaches the user: neither values, nor which relations are kept, nor
-how many. For the same reason the degrees that normalise a relation count what its two ends
-themselves read. (Where a window of training begins does depend on how many training interactions
-follow: windows are counted from the newest, for every model.)
+To *read* an interaction is to add its state to one's own, weighted by the relation of the two. A
+*sequence* is interactions of one user, oldest first: a window, or several that follow each other.
+The *log* is all interactions of the dataset, sorted by user and time, one row each.
+
+One order prevents leakage. Every interaction of a batch has an arrival time, a real or a random one
+(option ``cross_sequence``). An interaction reads interactions of other users only if they arrive
+strictly before it, and of its own user only older ones of its sequence. Everything read, through
+any number of layers, lies before the reader, so nothing of a user's own future reaches the user:
+neither values, nor which relations are kept, nor how many. For the same reason the degrees that
+normalise a relation count what its two ends themselves read. (Where a window of training begins
+does depend on how many training interactions follow: windows are counted from the newest, for every
+model.)
 
 The paper aggregates over the whole batch. Within two layers an interaction then reads its own
 target by way of another user, so masking the user's own future would not be enough. The order costs
@@ -58,35 +63,35 @@ class BatchRelations:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Sequences of a batch, one after the other, by the rows of their interactions in the log.
+    """Windows of histories, one after the other, by the rows of their interactions in the log.
 
     Attributes:
         events: [m] int64 row of each interaction in the dataset's log.
-        lengths: [b] int64 number of interactions of each sequence.
-        chain: [b] int64 chain of each sequence, never falling. In a chain later interactions read
-            all earlier ones; consecutive windows of a user may share one.
+        lengths: [b] int64 number of interactions of each window.
+        sequence: [b] int64 number of the sequence that each window belongs to, never falling.
+            Consecutive windows of a user may be one sequence, in which later interactions read all
+            earlier ones.
         is_source: [m] bool, whether other users may read the interaction.
-        is_predicted: [b] bool, whether predictions are made from the sequence.
+        is_predicted: [b] bool, whether predictions are made from the window.
     """
 
     events: np.ndarray
     lengths: np.ndarray
-    chain: np.ndarray
+    sequence: np.ndarray
     is_source: np.ndarray
     is_predicted: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
         """Return the windows of this batch followed by those of ``other``.
 
-        Windows with the same chain, a number, are of one sequence, and later ones read earlier
-        ones. The chains of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1
-        become 0, 0, 1, 2, 3, so that no window of one is taken for the past of the other.
+        The sequences of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1 become
+        0, 0, 1, 2, 3, so that no window of one batch continues a sequence of the other.
         """
-        next_chain = self.chain.max(initial=-1) + 1
+        num_sequences = self.sequence.max(initial=-1) + 1
         return PackedSequences(
             np.append(self.events, other.events),
             np.append(self.lengths, other.lengths),
-            np.append(self.chain, other.chain + next_chain),
+            np.append(self.sequence, other.sequence + num_sequences),
             np.append(self.is_source, other.is_source),
             np.append(self.is_predicted, other.is_predicted),
         )
@@ -109,22 +114,25 @@ class TableRelation:
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of every interaction of a batch to ones it may read.
 
-        To read an interaction is to add its state to one's own, weighted by the relation. Two
-        interactions are related as the table says of the classes that their items have, or
-        that they have themselves: two items of the same brand, for example, with value 1.
+        The table relates classes, such as brands. Two interactions are related as the classes of
+        their items are (``is_of_items``), or as their own classes are.
 
         Args:
             events: [m] int64 rows of the batch's interactions in the dataset's log.
             lookup: the log, how many relations to keep, and whether other users are read.
             order: which interactions of the batch each one may read.
+
+        Returns:
+            At most ``lookup.top_k`` relations of each interaction.
         """
-        # the class of each interaction, 0 for none: a history from outside the log has no fields,
-        # and the index of its interactions is past the last one of the log
+        # the item of each interaction, or the interaction itself
         entities = lookup.items[events] if self.is_of_items else events
-        group = take_or_fill(self.table.group, entities, 0)
+        # The class of each, 0 for none. Interactions of a history from outside the log have rows
+        # behind its last one, and no fields: these get 0, too.
+        classes = take_or_fill(self.table.class_of, entities, 0)
         # both the relation's ``scope`` and the option ``cross_sequence`` must allow it
         across_users = self.across_users and lookup.across_users
-        return top_relations(self.table, group, order, lookup.top_k, across_users)
+        return top_relations(self.table, classes, order, lookup.top_k, across_users)
 
 
 @dataclass(frozen=True)
@@ -171,12 +179,15 @@ class NumberRelation:
             events: [m] int64 rows of the batch's interactions in the dataset's log.
             lookup: the log, and how many relations to keep; each interaction is compared with
                 ``max_back`` older ones at most.
-            order: which interactions belong to one sequence (``order.chain``).
+            order: which interactions belong to one sequence (``order.sequence``).
+
+        Returns:
+            At most ``lookup.top_k`` relations of each interaction.
         """
         # positions and times never fall along a user's history, so only the nearest are compared
         return top_differences(
             self.read_numbers(events, lookup),
-            order.chain,
+            order.sequence,
             lookup.top_k,
             self.scales,
             self.max_back,
@@ -226,7 +237,22 @@ Column = np.ndarray | ExtendedColumn  # read by places of interactions
 
 
 class RelationLookup:
-    """Precomputed relations of a dataset, and the rules of who may read whom."""
+    """Finds the relations among the interactions of a batch, and decides who may read whom.
+
+    Attributes:
+        top_k, max_length, cross_sequence, default_self_relation: see ``__init__``.
+        across_users: whether any relation reaches interactions of other users.
+        users, items, times, ranks, is_trained: columns of the log, [interactions] each: user, item,
+            seconds, how many interactions of the user are older, and whether the interaction is of
+            the training part.
+        offsets: [users + 1] int64 row of each user's first interaction; the last entry is the
+            number of interactions.
+        train_end: [users] int64 row after each user's last training interaction.
+        num_events: number of interactions in the log.
+        by_attribute: what finds the relations by each field of items or interactions.
+        user_table: how strongly users are related, all their fields averaged; None without fields
+            of users.
+    """
 
     def __init__(
         self,
@@ -239,45 +265,41 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
-        """Keep the columns of the dataset's log, and build what looks up each declared relation.
-
-        A relation is a field by which interactions are related. Those of items and interactions
-        are kept one by one (``by_attribute``), for heads of attention to mix. Those of users are
-        averaged into one table (``user_table``, None without them).
+        """Keep the columns of the dataset's log, and build what finds the relations by each field.
 
         Args:
             relations: the entries of the option ``relations``: fields by which two interactions,
                 their items or their users are related.
             dataset: training part of a dataset.
             top_k: how many relations to keep of each interaction and field.
-            cross_sequence: order in which interactions may read those of other users:
-                random_order, time_respecting, or none.
-            max_length: L, interactions of a window.
+            cross_sequence: how interactions of different users are ordered, since an interaction
+                reads only earlier ones of other users: by random arrival times (random_order), by
+                their real times (time_respecting); or none, if other users are not read.
+            max_length: L, the most interactions of a window.
             seconds: seconds in one unit of the time field.
-            default_self_relation: the relation to itself of an interaction whose user has no
-                attribute: 1 where aggregation by users replaces a state, 0 where it is added.
+            default_self_relation: how strongly an interaction whose user has no attribute is
+                related to itself, when states are summed over related users: 1 if the sum replaces
+                the state, which would be lost otherwise, 0 if it is added to the state.
         """
-        log = dataset.log
         self.top_k, self.max_length = top_k, max_length
-        self.clock = cross_sequence  # which time orders interactions of different users
-        self.across_users = cross_sequence != "none"  # whether any relation reaches other users
+        self.cross_sequence, self.across_users = cross_sequence, cross_sequence != "none"
         self.default_self_relation = default_self_relation
 
-        # columns of the log, [interactions], sorted by user and, of a user, by time
-        users, is_trained = log.users.numpy(), dataset.part == TRAIN
+        # the columns of the log
+        log = dataset.log
+        users, is_trained, times = log.users.numpy(), dataset.part == TRAIN, log.times.numpy()
         self.users: Column = users
         self.is_trained: Column = is_trained
         self.items: Column = log.items.numpy()
-        times = log.times.numpy()
         self.times: Column = times if seconds == 1 else times * seconds
         self.ranks: Column = log.ranks
         self.offsets, self.num_events = log.offsets, len(log)
 
-        # A user's interactions stand together in the log, those of training before those held out
-        # for validation and test: ``train_end`` is the row after the user's last of training.
+        # a user's interactions stand together in the log, those of training before all others
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
 
+        # what finds relations by the fields of items and interactions, and by those of users
         of_users = [relation for relation in relations if relation.is_of_users]
         others = [relation for relation in relations if not relation.is_of_users]
         self.by_attribute = [self._build_relation(relation, dataset) for relation in others]
@@ -286,28 +308,33 @@ class RelationLookup:
     def _build_relation(
         self, relation: Relation, dataset: Dataset
     ) -> TableRelation | NumberRelation:
-        """Build what looks up one declared relation of items or interactions.
+        """Build what finds the relations by one field of items or interactions.
 
-        Positions, times and number fields of interactions are compared by their difference in
-        every batch. For all other fields the relation of two values is computed here, once, into a
-        table.
+        Positions, times and number fields of interactions are compared by their difference, in
+        every batch (``NumberRelation``). Any other field divides items or interactions into
+        classes, which have the same value, such as a brand. How strongly two classes are related is
+        computed here, once, into a table (``TableRelation``).
 
         Args:
-            relation: a relation of the option ``relations``, not one of users.
+            relation: an entry of the option ``relations``, not one of users.
             dataset: where the values of its field are read.
 
         Returns:
             An object whose ``find_top`` finds the related interactions of a batch.
         """
-        origin = relation.table  # file of the field, or position or time
+        origin = relation.origin
         if origin in (POSITION, TIME):
             return NumberRelation(origin, relation.scales, self.max_length)
         if origin == "inter" and relation.kind == "numerical":
             values = read_column(relation.field, origin, dataset)
             return NumberRelation(origin, relation.scales, self.max_length, values)
 
-        table = RelationTable.from_matrix(*relate_classes(relation, dataset))
-        return TableRelation(table, relation.scope == "batch", is_of_items=origin == "item")
+        class_of, matrix = relate_classes(relation, dataset)
+        return TableRelation(
+            RelationTable.from_matrix(class_of, matrix),
+            across_users=relation.scope == "batch",
+            is_of_items=origin == "item",
+        )
 
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
@@ -353,23 +380,21 @@ class RelationLookup:
     def pack_windows(
         self, events: np.ndarray, lengths: np.ndarray, is_source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Describe the training windows of a batch: what may read what in and across them.
+        """Put the training windows of a batch together, and decide which ones form a sequence.
 
-        An interaction reads another one by adding its state to its own. A chain is a series of
-        windows in which later interactions read all earlier ones. Without ``linked`` each window is
-        its own chain. With ``linked`` a window continues the chain of the window before if both are
-        of the same user and it begins where the other ended.
+        In a sequence later interactions read all earlier ones. Without ``linked`` each window is a
+        sequence of its own. With ``linked`` a window continues the sequence of the window before if
+        both are of the same user and it begins at the row where the other one ended.
 
         Args:
-            events: [m] int64 rows of the interactions in the dataset, which is sorted by user and
-                time, window after window.
+            events: [m] int64 rows of the interactions in the log, window after window.
             lengths: [b] int64 number of interactions of each window.
             is_source: [m] bool, whether interactions of other users may read this one. Where
                 windows overlap, each interaction should be a source in one of them.
-            linked: whether windows of a user that follow each other form one chain.
+            linked: whether windows of a user that follow each other form one sequence.
 
         Returns:
-            The windows, from none of which predictions are made.
+            The windows. No predictions are made from them (``is_predicted`` is False).
         """
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
@@ -380,15 +405,15 @@ class RelationLookup:
             follows[1:] = (oldest == previous + 1) & is_same_user
 
         # a window that follows has the number of the one before: False, True, False give 0, 0, 1
-        chain = np.cumsum(~follows) - 1
+        sequence = np.cumsum(~follows) - 1
         is_predicted = np.zeros_like(follows)
-        return PackedSequences(events, lengths, chain, is_source, is_predicted)
+        return PackedSequences(events, lengths, sequence, is_source, is_predicted)
 
     def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
         """Cut whole histories into windows of at most L interactions, as a model can read them.
 
         All windows have L interactions but the oldest one of a history: with L = 50, one of 120
-        interactions becomes windows of 20, 50 and 50. They form one chain, in which later
+        interactions becomes windows of 20, 50 and 50. They form one sequence, in which later
         interactions read earlier ones.
 
         Args:
@@ -402,28 +427,33 @@ class RelationLookup:
         """
         sizes = end - start
         num_windows = -(-sizes // self.max_length)  # division rounded up
-        chain = np.repeat(np.arange(len(sizes)), num_windows)
+        sequence = np.repeat(np.arange(len(sizes)), num_windows)
 
         # what L does not divide is in the oldest window
-        lengths = np.full(len(chain), self.max_length)
+        lengths = np.full(len(sequence), self.max_length)
         oldest_window = np.cumsum(num_windows) - num_windows
         lengths[oldest_window] = sizes - (num_windows - 1) * self.max_length
 
         events = gather_index(start, sizes)
         is_source = np.full(len(events), is_bank)
         is_predicted = np.full(len(lengths), not is_bank)
-        return PackedSequences(events, lengths, chain, is_source, is_predicted)
+        return PackedSequences(events, lengths, sequence, is_source, is_predicted)
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the bank: training histories whose states are added to those of predicted users.
+        """Return the bank: the newest training interactions of some users, for others to read.
 
-        Each is the newest L training interactions of a user, or fewer if there are no more. A
-        training batch has whole histories of fewer users, so that an early interaction of a long
-        history finds fewer neighbours here. Whole histories took twice the interactions and gave no
-        better metrics on ml-100k.
+        Predictions for other users add the states of the bank to theirs. Of each user the bank has
+        the newest L training interactions, or all if there are fewer.
+
+        In training a batch has fewer users, but their whole histories. An early interaction of a
+        long history therefore finds fewer others to read in the bank than it found in training. A
+        bank of whole histories had twice as many interactions and no better metrics on ml-100k.
 
         Args:
             users: [n] int64 ids; a user without training interactions is left out.
+
+        Returns:
+            One window for each user, which other users may read.
         """
         # training interactions of user u are the rows offsets[u] to train_end[u] - 1 of the log
         users = users[self.train_end[users] > self.offsets[users]]
@@ -434,45 +464,43 @@ class RelationLookup:
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Decide which interactions of a batch each one may read, so that nothing leaks.
 
-        To read an interaction is to add its state to one's own. Every interaction gets an arrival
-        time. It reads interactions of other users with an earlier one, and the earlier ones of its
-        own sequence (``chain``). With ``cross_sequence: time_respecting`` the arrival times are the
-        real ones, else random ones that rise along each user's history. ``rank`` is their order.
+        An interaction reads the earlier ones of its own sequence, and those of other users that
+        arrive before it. With ``cross_sequence: time_respecting`` they arrive at their real times.
+        Otherwise arrival times are random, by a process in which the k-th interaction of a user is
+        expected at time k.
 
         Args:
-            rows: the sequences of the batch, with m interactions.
+            rows: the windows of the batch, with m interactions.
             rng: generator of the random arrival times.
 
         Returns:
-            User, chain and rank of each interaction, whether other users may read it, and its place
-            in its window.
+            The order of the m interactions.
         """
         events = rows.events
-        row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)  # of each interaction
-        if self.clock == "time_respecting":
-            arrival = self.times[events]
+        window = np.repeat(np.arange(len(rows.lengths)), rows.lengths)  # of each interaction
+        if self.cross_sequence == "time_respecting":
+            arrival_time = self.times[events]
         else:
-            is_predicted = rows.is_predicted[row]
-            arrival = np.empty(len(events))
-            arrival[~is_predicted] = self._sample_clock(events[~is_predicted], rng)
-            # Where predictions are made, the expectation of the random arrival time, which is the
-            # number of interactions so far: a prediction does not depend on chance or other rows.
-            arrival[is_predicted] = self.ranks[events[is_predicted]] + 1
+            # The expectation for the k-th interaction of a user, which has the rank k - 1. Where
+            # predictions are made it is kept, so that they do not depend on chance or other users.
+            arrival_time = self.ranks[events] + 1.0
+            is_random = ~rows.is_predicted[window]
+            arrival_time[is_random] = self._sample_arrival_times(events[is_random], rng)
 
-        # equal arrival times get an equal rank: 3.5, 1.0, 3.5 become 1, 0, 1
-        _, rank = np.unique(arrival, return_inverse=True)
+        # the place in the order, the same for equal times: 3.5, 1.0, 3.5 become 1, 0, 1
+        _, arrival = np.unique(arrival_time, return_inverse=True)
         return EventOrder(
             user=self.users[events],
-            chain=rows.chain[row],
-            rank=rank.reshape(-1),
+            sequence=rows.sequence[window],
+            arrival=arrival.reshape(-1),
             # held-out interactions never reach another user
             is_source=rows.is_source & self.is_trained[events],
             # places in windows of 2 and 3 interactions: 0, 1, 0, 1, 2
             column=gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths),
         )
 
-    def _sample_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw random arrival times of interactions: a Poisson process of rate 1 for each user.
+    def _sample_arrival_times(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Sample random arrival times of interactions: a Poisson process of rate 1 for each user.
 
         The gaps between a user's interactions are exponential with mean 1, so the k-th one arrives
         at about k. Early interactions of a user come before most of others, late ones after. A
@@ -486,47 +514,47 @@ class RelationLookup:
         Returns:
             [m] float64 arrival times.
         """
-        # each interaction once, in the order of the log, so those of a user stand together
+        # each interaction once, in the order of the log: user by user, oldest first
         distinct, index = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]
-        is_first = np.append(True, user[1:] != user[:-1])
+        is_first = np.append(True, user[1:] != user[:-1])  # of its user
 
-        # Interactions since the user's one before in the batch, or since the history began. The sum
-        # of so many exponential gaps has a gamma distribution: ranks 1, 4 take 2, then 3 steps.
-        steps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
-        arrival = np.cumsum(rng.gamma(steps))
+        # How many gaps lie between an interaction and the user's one before in the batch, or the
+        # beginning of the history: ranks 1 and 4 (older interactions of the user) make 2, then 3.
+        # The sum of so many exponential gaps has a gamma distribution with that shape.
+        num_gaps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
+        waiting_time = rng.gamma(num_gaps)
 
-        # the sum runs over all users: subtract what earlier users have added, so each begins at 0
-        start = np.flatnonzero(is_first)
-        earlier_sum = np.append(0.0, arrival)[start]
-        arrival -= np.repeat(earlier_sum, np.diff(np.append(start, len(distinct))))
-        return arrival[index.reshape(-1)]
+        # an interaction arrives after all waiting times of its user so far
+        of_users = np.split(waiting_time, np.flatnonzero(is_first)[1:])
+        arrival_time = np.concatenate([of_user.cumsum() for of_user in of_users])
+        return arrival_time[index.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Find the ``top_k`` strongest relations of every interaction, by each attribute.
 
-        A relation connects two interactions, with a weight: by an attribute that their items or
-        they themselves share (one of ``by_attribute``), or by all attributes of their users
-        (``user_table``). Only interactions that each one may read are searched, so that nothing
-        leaks from the future.
+        Two interactions are related by an attribute of their items or of themselves, each of which
+        is searched on its own, or by all attributes of their users together. An interaction is
+        related only to those that it may read (see :meth:`make_order`).
 
         Args:
-            rows: the sequences of the batch.
-            order: which interactions each one may read, see :meth:`make_order`.
+            rows: the windows of the batch.
+            order: which interactions each one may read.
 
         Returns:
             A list with the relations by each attribute of items or interactions; and the relations
-            by users, None if no relation of users is declared.
+            by users, None if the option ``relations`` has no attribute of users.
         """
         edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
         if self.user_table is None:
             return edges, None
 
-        # the class of each interaction's user, 0 for a user without attributes or from outside
-        group = take_or_fill(self.user_table.group, order.user, 0)
-        # users relate only interactions at the same place (column) of their windows
+        # Users with the same attributes are one class. 0 is for a user without attributes, and for
+        # one from outside the dataset, whose number is past the last one of ``class_of``.
+        classes = take_or_fill(self.user_table.class_of, order.user, 0)
+        # the paper relates users from position to position: at the same place of their windows
         user_edges = top_relations(
-            self.user_table, group, order, self.top_k, self.across_users, same_column=True
+            self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
         return edges, user_edges
 
@@ -539,19 +567,17 @@ class RelationLookup:
     ) -> BatchRelations:
         """Compute the relations among the m interactions of a batch as sparse matrices.
 
-        An edge is one relation of two interactions: the state of one is added to that of the other.
-
         Args:
-            rows: the sequences of the batch.
-            rng: generator of the arrival times that ``make_order`` may draw.
-            device, dtype: of the sparse matrices.
+            rows: the windows of the batch.
+            rng: generator of random arrival times, see :meth:`make_order`.
+            device, dtype: of the matrices.
 
         Returns:
-            A matrix [M m, m], the normalised relations by each of M attributes of items and
-            interactions, and their number; and a matrix [m, m], the relations by users. A matrix is
-            None if no such attribute is declared.
+            ``heads``, a matrix [M m, m]: below each other the normalised relations [m, m] by each
+            of M attributes of items and interactions; ``users``, a matrix [m, m]: the normalised
+            relations by users; and the number of relations in ``heads``. A matrix is None if no
+            such attribute is declared.
         """
-        # an interaction reads those of other users that arrive earlier
         order = self.make_order(rows, rng)
         edges_by_attribute, user_edges = self.find(rows, order)
         m = len(order)

@@ -1,13 +1,23 @@
 """Search the strongest relations of every interaction among the interactions it may read.
 
-Interactions of a batch have an order (:class:`EventOrder`); an interaction reads only interactions
-before it. Sources are sorted once by class and order, so the interactions of a class that a reader
-may read are a run that ends at the reader's place, found by bisection. The cost is readers times
-classes searched, mostly few, not the square of the batch.
+Words of this file, where m interactions of a batch are numbered from 0:
+
+- To *read* an interaction is to add its state to one's own, weighted by the relation of the two.
+  The interaction that reads is the *reader*, the other one the *source*.
+- A *class* is all interactions with the same value of an attribute, such as one brand. A table says
+  how strongly two classes are related. Class 0 is for interactions without a value.
+- A *sequence* is interactions of one user, the oldest first.
+- The *arrival* of an interaction is its place in an order of all interactions of the batch.
+
+Who may read whom is said by :class:`EventOrder`. To find the interactions of a class that a reader
+may read, interactions are sorted by class and, within a class, by arrival: then they are a *run*, a
+stretch of neighbours, whose ends are found by bisection. A reader searches the classes that it is
+most strongly related to, mostly few, so the cost does not grow with the square of the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,32 +32,34 @@ PAIRS_AT_ONCE = 1 << 22  # pairs of interactions that are compared at once
 
 @dataclass(frozen=True)
 class EventOrder:
-    """Who may read whom among the m packed interactions of a batch.
+    """Who may read whom among the m interactions of a batch.
 
     An interaction reads
 
-    - interactions before it in its own *chain* (a sequence, or several windows of one that follow
-      each other), and
-    - interactions of other users' chains that are sources and whose ``rank`` is strictly lower.
+    - the interactions before it in its own sequence, and
+    - interactions of other users that arrive strictly before it, if they are sources.
 
-    Ranks rise along a chain, so successive reads fall in rank, or stay with one user and go back in
-    time: nothing that an interaction reads, however indirectly, is of the same user and later.
+    Arrivals rise along a sequence. So whatever an interaction reads, also by way of others, arrives
+    before it, or is of its own user and older: nothing comes back from its user's future.
 
     Attributes:
         user: [m] int64 user of the interaction.
-        chain: [m] int64, never falling; in a chain the oldest interaction is first.
-        rank: [m] int64 >= 0, the order across users.
+        sequence: [m] int64 number of the interaction's sequence, never falling from one interaction
+            to the next; in a sequence the oldest interaction is first.
+        arrival: [m] int64 number of earlier arrival times in the batch, the same for interactions
+            that arrive at the same time.
         is_source: [m] bool, whether other users may read the interaction.
-        column: [m] int64 place of the interaction in its window.
+        column: [m] int64 place of the interaction in its window, 0 for the oldest.
     """
 
     user: np.ndarray
-    chain: np.ndarray
-    rank: np.ndarray
+    sequence: np.ndarray
+    arrival: np.ndarray
     is_source: np.ndarray
     column: np.ndarray
 
     def __len__(self) -> int:
+        """Return m, the number of interactions."""
         return len(self.user)
 
 
@@ -85,119 +97,55 @@ class Edges:
         return cls(reader[by_reader], source[by_reader], value[by_reader])
 
 
-class _Runs:
-    """Interactions [n] sorted by a number, their code.
+class _SortedInteractions:
+    """Interactions sorted by several numbers of each, such as first by class, then by arrival.
 
-    Those whose code is in a range are a run: they stand next to each other.
+    The numbers of an interaction are made into one, its key, as hours and minutes make minutes: if
+    there are 10 arrivals, class 3 and arrival 7 have the key 37.
 
     Attributes:
-        events: [n] int64 interactions, by rising code.
-        codes: [n] int64 their codes.
+        events: [n] int64 the interactions, sorted.
+        keys: [n] int64 their keys, which never fall.
+        sizes: how many values each of the numbers may have.
     """
 
-    def __init__(self, events: np.ndarray, codes: np.ndarray) -> None:
-        by_code = np.argsort(codes, kind="stable")
-        self.events, self.codes = events[by_code], codes[by_code]
-
-    def locate(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find the run of interactions with a code from ``low`` up to, not including, ``high``.
-
-        In the codes 2, 5, 5, 9 the range from 5 to 9 ends at index 3 and has 2 interactions.
+    def __init__(self, events: np.ndarray, *numbers: np.ndarray) -> None:
+        """Sort interactions.
 
         Args:
-            low, high: [runs] int64.
+            events: [n] int64 the interactions to sort, ascending.
+            *numbers: [m] int64 numbers of all interactions of the batch, the one to sort by first
+                at the front.
+        """
+        self.sizes = [int(x.max(initial=0)) + 1 for x in numbers]
+        keys = self._make_keys([x[events] for x in numbers])
+        by_key = np.argsort(keys, kind="stable")
+        self.events, self.keys = events[by_key], keys[by_key]
+
+    def _make_keys(self, numbers: Sequence[np.ndarray | int]) -> np.ndarray:
+        """Return the keys [k] of k interactions, whose numbers are given as [k] each."""
+        first, *others = numbers
+        keys = np.asarray(first)
+        for number, size in zip(others, self.sizes[1:], strict=True):
+            keys = keys * size + number
+        return keys
+
+    def count_below(self, *numbers: np.ndarray | int) -> np.ndarray:
+        """Return how many of the interactions have a lower key than given numbers, by bisection.
+
+        Args:
+            *numbers: [k] int64 each, as many as the interactions are sorted by, or one number for
+                all.
 
         Returns:
-            The index after the last interaction, and the number of interactions, [runs] each.
+            [k] int64, which is also where interactions with these numbers begin in ``events``.
         """
-        end = np.searchsorted(self.codes, high, "left")
-        return end, end - np.searchsorted(self.codes, low, "left")
-
-
-class _ReadableRuns:
-    """Finds the interactions of a cell that a reader may read, which are runs of sorted arrays.
-
-    A cell is a class and a column as one number. Interactions are sorted by cell and chain, for
-    those of the reader's own chain, and by cell and rank, for those of other users.
-
-    Args:
-        cell: [m] cell of each interaction.
-        classified: interactions that have a class, ascending.
-        order: who may read whom.
-        across_users: whether interactions of other users are read at all.
-    """
-
-    def __init__(
-        self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across_users: bool
-    ) -> None:
-        """Sort the interactions of a batch so that those which a reader may read are neighbours.
-
-        They are sorted three times: by own chain, by rank, and by user and rank. A class is a value
-        of the field that relates interactions (a brand), a chain the interactions of one sequence,
-        oldest first, and a rank the order in time of interactions of different users. The key of
-        each sorting is one number made of several, as hours and minutes make minutes: with 10
-        ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
-
-        Args:
-            cell: [m] int64 cell of each interaction: its class and, where only interactions at the
-                same place of their windows are related, this place (column), as one number.
-            classified: int64 indices of the interactions that have a class, ascending.
-            order: chain, user and rank of the m interactions, and whether others may read them.
-            across_users: whether interactions of other users are read at all.
-        """
-        self.order = order
-        self.num_chains = int(order.chain.max(initial=0)) + 1
-        self.num_users = int(order.user.max(initial=0)) + 1
-        self.num_ranks = int(order.rank.max(initial=0)) + 1
-
-        # (cell, chain, interaction) as one number, by which ``_Runs`` sorts
-        chain_code = cell[classified] * self.num_chains + order.chain[classified]
-        self.own = _Runs(classified, chain_code * len(order) + classified)
-
-        # (cell, rank) as one number, of the interactions that other users may read
-        shared = classified[order.is_source[classified]] if across_users else classified[:0]
-        rank = order.rank[shared]
-        self.shared = _Runs(shared, cell[shared] * self.num_ranks + rank)
-
-        # (cell, user, rank) as one number
-        user_code = cell[shared] * self.num_users + order.user[shared]
-        self.shared_by_user = _Runs(shared, user_code * self.num_ranks + rank)
-
-    def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Find the interactions of a cell that a reader may read, for n pairs of reader and cell.
-
-        To read an interaction is to add its state to one's own. ``__init__`` has sorted all
-        interactions, so the readable ones are a run, a stretch of neighbours. ``locate`` returns
-        the end and the size of a run by bisection.
-
-        Args:
-            cell: [n] cell to look in: a class (such as a brand) and a place in a window as one
-                number.
-            reader: [n] interaction that reads.
-
-        Returns:
-            own_end, own_size: [n] where the earlier interactions of the reader's own chain (its
-                sequence) end in ``self.own``, and how many they are.
-            shared_end, shared_size: [n] the same in ``self.shared``, for the interactions of all
-                users whose rank, the order across users, is lower than the reader's.
-            num_own_user: [n] how many of those in ``self.shared`` are of the reader's own user.
-                They must be skipped: of its own user a reader reads its own chain only.
-        """
-        # a run begins at the code of its first possible interaction, and ends before the reader's
-        chain_code = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
-        own_end, own_size = self.own.locate(chain_code, chain_code + reader)
-
-        rank, rank_code = self.order.rank[reader], cell * self.num_ranks
-        shared_end, shared_size = self.shared.locate(rank_code, rank_code + rank)
-
-        user_code = (cell * self.num_users + self.order.user[reader]) * self.num_ranks
-        _, num_own_user = self.shared_by_user.locate(user_code, user_code + rank)
-        return own_end, own_size, shared_end, shared_size, num_own_user
+        return np.searchsorted(self.keys, self._make_keys(numbers), "left")
 
 
 def top_relations(
     table: RelationTable,
-    group: np.ndarray,
+    classes: np.ndarray,
     order: EventOrder,
     k: int,
     across_users: bool,
@@ -207,16 +155,15 @@ def top_relations(
 
     To read an interaction is to add its state to one's own, weighted by the relation. A class is
     all interactions with the same value of a field, such as a brand; the table says which classes
-    are related. A chain is one sequence, oldest first; a rank orders interactions of different
-    users.
+    are related. An interaction is not related to itself here.
 
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
-    interactions of the own chain, then the nearest before the reader (in its chain, or in rank; at
-    equal ranks the later in the batch). An interaction is not related to itself here.
+    interactions of the own sequence, then the nearest before the reader (in its sequence, or by
+    arrival; of those that arrive together the later in the batch).
 
     Args:
-        table: classes of entities and their relations.
-        group: [m] class of each interaction, 0 for none.
+        table: classes and their relations.
+        classes: [m] int64 class of each interaction, 0 for none.
         order: who may read whom.
         k: most relations of an interaction.
         across_users: whether interactions of other users are read at all.
@@ -228,22 +175,23 @@ def top_relations(
     """
     # the classes that occur in the batch, and which of them are related to each other
     m = len(order)
-    classified = np.flatnonzero(group > 0)
-    batch_classes, class_index = np.unique(group[classified], return_inverse=True)
+    classified = np.flatnonzero(classes > 0)
+    batch_classes, class_index = np.unique(classes[classified], return_inverse=True)
     # of class i: ``related[offsets[i] : offsets[i + 1]]``, the strongest first, and their relations
     offsets, related, strength = _restrict_table(table, batch_classes)
 
-    # a cell is a class, or with ``same_column`` a class and a column as one number
+    own_class = np.zeros(m, dtype=np.int64)  # index of each interaction's class among these
+    own_class[classified] = class_index
+
+    # with ``same_column`` only the part of a class in the reader's column is searched
     column = order.column if same_column else np.zeros(m, dtype=np.int64)
-    num_columns = int(column.max(initial=0)) + 1
-    cell = column.copy()
-    cell[classified] += class_index * num_columns
-    num_cells = np.unique(cell[classified]).size
-    runs = _ReadableRuns(cell, classified, order, across_users)
+    class_and_column = own_class * (int(column.max(initial=0)) + 1) + column  # as one number
+    num_parts = np.unique(class_and_column[classified]).size
+    readable = _ReadableRuns(own_class, column, classified, order, across_users)
 
     # In the first round a reader searches so many classes that they have about 2 k interactions, of
     # which half stand before it: that is mostly enough. ``FIRST_CLASSES`` limits their number.
-    most_classes = min(FIRST_CLASSES, 1 + 2 * k * num_cells // max(len(classified), 1))
+    most_classes = min(FIRST_CLASSES, 1 + 2 * k * num_parts // max(len(classified), 1))
 
     # how many relations an interaction still lacks, and the pairs of classes it has yet to search
     remaining, next_pair, end_pair = (np.zeros(m, dtype=np.int64) for _ in range(3))
@@ -258,61 +206,176 @@ def top_relations(
         pair = gather_index(next_pair[active], num_classes)
         reader = np.repeat(active, num_classes)
         value = strength[pair]
-        source_cell = related[pair] * num_columns + column[reader]
 
         # which interactions of these classes the reader may read, and how many of them it takes
-        own_end, own_size, shared_end, shared_size, skipped = runs.find(source_cell, reader)
-        own_taken, shared_taken = _allocate(
-            own_size, shared_size - skipped, remaining[reader], num_classes
+        own, shared = readable.find(related[pair], reader)
+        own_count, shared_count = _allocate(
+            own.num_readable, shared.num_readable, reader, remaining
         )
 
-        # those of its own chain, then those of other users
-        parts.append(_take_newest(runs.own, own_end, own_taken, own_taken, reader, value))
-        # the newest of a shared run may be of the reader's own user, so as many more are looked at
-        inspected = np.minimum(shared_taken + skipped, shared_size) * (shared_taken > 0)
-        newest_shared = _take_newest(
-            runs.shared, shared_end, shared_taken, inspected, reader, value, order.user
-        )
-        parts.append(newest_shared)
+        # those of its own sequence, then those of other users
+        run, source = own.take_newest(own_count)
+        parts.append((reader[run], source, value[run]))
+        run, source = _take_other_users(shared, shared_count, order.user, reader)
+        parts.append((reader[run], source, value[run]))
 
         # readers that lack relations and have classes left go on, with more classes at a time
-        np.subtract.at(remaining, reader, own_taken + shared_taken)
+        np.subtract.at(remaining, reader, own_count + shared_count)
         next_pair[active] += num_classes
         active = active[(remaining[active] > 0) & (next_pair[active] < end_pair[active])]
         most_classes *= 4
     return Edges.from_parts(parts)
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """A run for each of n pairs of a reader and a class: interactions of the class before it.
+
+    Attributes:
+        events: interactions of a batch, sorted, among which a run is a stretch of neighbours, the
+            newest at its end.
+        end: [n] int64 the index in ``events`` after the last interaction of a run.
+        size: [n] int64 how many interactions a run has.
+        num_readable: [n] int64 how many of them the reader may read.
+    """
+
+    events: np.ndarray
+    end: np.ndarray
+    size: np.ndarray
+    num_readable: np.ndarray
+
+    def take_newest(self, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """List the newest interactions of each run, the newest first.
+
+        Of the sorted interactions 7, 2, 9, 4 a run that ends at 3 gives 9 and 2 if its count is 2.
+
+        Args:
+            count: [n] int64 how many to list of each run.
+
+        Returns:
+            The number of the run, and the interaction, [sum of ``count``] int64 both.
+        """
+        run = np.repeat(np.arange(len(count)), count)
+        place_from_end = gather_index(np.zeros_like(count), count)  # 0 is the newest of a run
+        return run, self.events[self.end[run] - 1 - place_from_end]
+
+
+class _ReadableRuns:
+    """Finds the interactions of a class that a reader may read, as runs of sorted interactions.
+
+    Args:
+        own_class: [m] int64 class of each interaction.
+        column: [m] int64 column of each interaction; a reader reads its own column only.
+        classified: int64 the interactions that have a class, ascending.
+        order: who may read whom.
+        across_users: whether interactions of other users are read at all.
+    """
+
+    def __init__(
+        self,
+        own_class: np.ndarray,
+        column: np.ndarray,
+        classified: np.ndarray,
+        order: EventOrder,
+        across_users: bool,
+    ) -> None:
+        self.order, self.column = order, column
+        # the first interaction of the sequence that each interaction belongs to
+        self.first = np.searchsorted(order.sequence, order.sequence, "left")
+        # Interactions of a sequence have numbers in a row, so sorted by number the earlier ones of
+        # a reader's sequence are neighbours.
+        number = np.arange(len(order))
+        self.by_number = _SortedInteractions(classified, own_class, column, number)
+
+        # interactions that other users may read: by arrival, those before a reader are neighbours
+        shared = classified[order.is_source[classified]] if across_users else classified[:0]
+        self.by_arrival = _SortedInteractions(shared, own_class, column, order.arrival)
+        self.by_user = _SortedInteractions(shared, own_class, column, order.user, order.arrival)
+
+    def find(self, source_class: np.ndarray, reader: np.ndarray) -> tuple[_Runs, _Runs]:
+        """Find the interactions of a class before a reader, for n pairs of a class and a reader.
+
+        Args:
+            source_class: [n] int64 class to search.
+            reader: [n] int64 interaction that reads.
+
+        Returns:
+            Two runs for each pair: the earlier interactions of the reader's own sequence, and all
+            interactions for others to read that arrive before the reader. In the second run those
+            of the reader's own user are not readable: of its user it reads its own sequence only.
+        """
+        part = source_class, self.column[reader]
+        end = self.by_number.count_below(*part, reader)
+        size = end - self.by_number.count_below(*part, self.first[reader])
+        own = _Runs(self.by_number.events, end, size, num_readable=size)
+
+        user, arrival = self.order.user[reader], self.order.arrival[reader]
+        end = self.by_arrival.count_below(*part, arrival)
+        size = end - self.by_arrival.count_below(*part, 0)
+        user_end = self.by_user.count_below(*part, user, arrival)
+        num_own_user = user_end - self.by_user.count_below(*part, user, 0)
+        return own, _Runs(self.by_arrival.events, end, size, num_readable=size - num_own_user)
+
+
 def _allocate(
-    own_size: np.ndarray, shared_size: np.ndarray, remaining: np.ndarray, num_classes: np.ndarray
+    num_own: np.ndarray, num_shared: np.ndarray, reader: np.ndarray, remaining: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decide how many interactions a reader takes from each class that it searches.
 
-    A class (all interactions of a brand, for example) offers two lists to a reader: its own run, of
-    the reader's own sequence, and its shared run, of other users. A reader takes from its classes
-    one by one, in each from the own run first, until it has as many as it lacks. For example, one
-    reader that lacks 4, with two classes of own sizes 1 and 2 and shared sizes 2 and 5, takes 1 and
-    1 of its own and 2 and 0 of the shared.
+    A class (all interactions of a brand, for example) offers two runs of interactions to a reader:
+    its own run, of the reader's own sequence, and its shared run, of other users. A reader goes
+    through its classes one by one, in each through the own run first, until it has as many as it
+    lacks. For example, one reader that lacks 4 and searches two classes, with own runs of 1 and 2
+    and shared runs of 2 and 5, takes 1 and 1 from the own runs, and 2 and 0 from the shared ones.
 
     Args:
-        own_size, shared_size: [n] sizes of the runs, reader by reader and class by class.
-        remaining: [n] how many the reader of each run lacks.
-        num_classes: [readers] number of classes of each reader.
+        num_own, num_shared: [n] int64 how many interactions the runs have for n pairs of a reader
+            and a class.
+        reader: [n] int64 the reader of each pair, never falling.
+        remaining: [m] int64 how many each of the m interactions lacks as a reader.
 
     Returns:
-        [n] how many to take of each own run, and [n] of each shared run.
+        [n] int64 how many to take from each own run, and [n] from each shared run.
     """
-    # own and shared runs in turn, [2n], and how many interactions stand before each
-    sizes = np.stack((own_size, shared_size), 1).reshape(-1)
+    # the 2n runs in the order in which they are gone through, own and shared in turn
+    sizes = np.stack((num_own, num_shared), 1).reshape(-1)
+    run_reader = np.repeat(reader, 2)
+
+    # How many interactions the runs before have: of all readers, less those before the reader's
+    # first run. Sums never fall, so the sum at the reader's first run is the largest up to here.
     num_before = np.cumsum(sizes) - sizes
+    is_first = np.diff(run_reader, prepend=-1) > 0
+    num_before -= np.maximum.accumulate(np.where(is_first, num_before, 0))
 
-    # subtract what stands before the reader's first run, so that each reader counts from 0
-    first_run = 2 * (np.cumsum(num_classes) - num_classes)
-    has_class = num_classes > 0
-    num_before -= np.repeat(num_before[first_run[has_class]], 2 * num_classes[has_class])
-
-    num_taken = np.clip(np.repeat(remaining, 2) - num_before, 0, sizes)
+    num_taken = np.clip(remaining[run_reader] - num_before, 0, sizes)
     return num_taken[::2], num_taken[1::2]
+
+
+def _take_other_users(
+    shared: _Runs, count: np.ndarray, user: np.ndarray, reader: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """List the newest interactions of each shared run that are not of the reader's own user.
+
+    Args:
+        shared: [n] runs of interactions that arrive before their reader.
+        count: [n] int64 how many to list of each run.
+        user: [m] int64 user of each interaction of the batch.
+        reader: [n] int64 the reader of each run.
+
+    Returns:
+        The number of the run, and the interaction, [sum of ``count``] int64 both.
+    """
+    # as many more are looked at as there are of the reader's own user, then these are left out
+    num_own_user = shared.size - shared.num_readable
+    num_inspected = np.where(count > 0, np.minimum(count + num_own_user, shared.size), 0)
+    run, event = shared.take_newest(num_inspected)
+    is_other = user[event] != user[reader[run]]
+    run, event = run[is_other], event[is_other]
+
+    # of what is left the first ones of each run: runs 4, 4, 4, 6 have the places 0, 1, 2, 0
+    place_in_run = np.arange(len(run)) - np.searchsorted(run, run, "left")
+    is_taken = place_in_run < count[run]
+    return run[is_taken], event[is_taken]
 
 
 def _restrict_table(
@@ -338,7 +401,7 @@ def _restrict_table(
     # all pairs of the kept classes, then those whose second class is kept, too
     sizes = np.diff(table.indptr)[classes]
     pair = gather_index(table.indptr[classes], sizes)
-    related = class_index[table.classes[pair]]
+    related = class_index[table.related[pair]]
     is_present = related >= 0
 
     # kept pairs of each class, added up: 2, 0 and 1 pairs give the offsets 0, 2, 2, 3
@@ -347,51 +410,9 @@ def _restrict_table(
     return offsets, related[is_present], table.values[pair[is_present]]
 
 
-def _take_newest(
-    runs: _Runs,
-    end: np.ndarray,
-    taken: np.ndarray,
-    inspected: np.ndarray,
-    reader: np.ndarray,
-    value: np.ndarray,
-    user: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the relations of readers to the newest interactions of their runs.
-
-    A run is a stretch of sorted interactions that a reader may read, the newest at its end. With
-    sorted interactions 7, 2, 9, 4, an end of 3 and 2 to take, they are 9 and 2.
-
-    Args:
-        runs: the sorted interactions, of which a run is a stretch.
-        end: [n] where each run ends.
-        taken: [n] how many interactions to take of each run.
-        inspected: [n] how many to look at: more than are taken where some are to be skipped.
-        reader: [n] the reader of each run.
-        value: [n] the relation of the reader to each run.
-        user: [m] user of each interaction, to skip those of the reader's own user; None skips none.
-
-    Returns:
-        Readers, sources and values of the edges, [edges] each.
-    """
-    # all interactions to look at, each with the number of its run
-    run = np.repeat(np.arange(len(inspected)), inspected)
-    place_from_end = gather_index(np.zeros_like(inspected), inspected)  # 0 is the newest of a run
-    event = runs.events[end[run] - 1 - place_from_end]
-
-    if user is not None:
-        # leave out those of the reader's own user, then take the first ones of what is left
-        is_other = user[event] != user[reader[run]]
-        event, run = event[is_other], run[is_other]
-        sizes = np.bincount(run, minlength=len(inspected))
-        place_in_run = gather_index(np.zeros_like(sizes), sizes)  # among what is left, from 0
-        is_taken = place_in_run < taken[run]
-        event, run = event[is_taken], run[is_taken]
-    return reader[run], event, value[run]
-
-
 def top_differences(
     values: np.ndarray,
-    chain: np.ndarray,
+    sequence: np.ndarray,
     k: int,
     scales: tuple[float, ...],
     max_back: int,
@@ -405,18 +426,19 @@ def top_differences(
 
     Args:
         values: [m] float64 number z of each interaction, such as its time; NaN where missing.
-        chain: [m] int64 sequence of each interaction, never falling; within one oldest first.
+        sequence: [m] int64 number of each interaction's sequence, never falling; within one the
+            oldest interaction is first.
         k: most relations of an interaction.
         scales: values of r_norm.
         max_back: how many interactions back are compared.
-        is_rising: whether values never fall along a chain, as times and positions; the k nearest
+        is_rising: whether values never fall along a sequence, as times and positions; the k nearest
             interactions are then the strongest, and only they are compared.
 
     Returns:
         Pairs of reader and source with their relation, sorted by reader.
     """
     # how far back a reader looks: 1, 2, ... interactions before it
-    longest = np.bincount(chain).max(initial=1)
+    longest = np.bincount(sequence).max(initial=1)
     back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
 
     # so many readers at a time that they make ``PAIRS_AT_ONCE`` pairs
@@ -426,11 +448,11 @@ def top_differences(
         # relations [readers, back] of each reader to each interaction before it, 0 for none
         reader = np.arange(start, min(start + num_readers, len(values)))[:, None]
         source = np.maximum(reader - back, 0)
-        is_in_chain = (back <= reader) & (chain[source] == chain[reader])
+        is_in_sequence = (back <= reader) & (sequence[source] == sequence[reader])
         # ``similarity`` is the mean of exp(-difference / scale); comparing NaN gives no warning
         with np.errstate(invalid="ignore"):
             relation = similarity(values[reader] - values[source], scales)
-        relation[~(is_in_chain & (relation >= WEAKEST))] = 0  # of missing numbers, too
+        relation[~(is_in_sequence & (relation >= WEAKEST))] = 0  # of missing numbers, too
 
         strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
         relation = np.take_along_axis(relation, strongest, 1)

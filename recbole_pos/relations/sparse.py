@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,10 +27,10 @@ class SparseProduct:
     twentieth of the time of torch's own sparse product on a CPU.
 
     Attributes:
-        by_row: column and value of each of the E entries, row by row, [E] both, and the index of
-            the first entry of each row [rows].
-        by_column: row and value of each entry, column by column, and the index of the first entry
-            of each column [cols].
+        by_row: the E entries row by row, for the product: column [E] and value [E] of each entry,
+            and the index of the first entry of each row [rows].
+        by_column: the same entries column by column, for the gradient: row [E] and value [E] of
+            each entry, and the index of the first entry of each column [cols].
     """
 
     by_row: tuple[Tensor, Tensor, Tensor]
@@ -54,19 +55,20 @@ class SparseProduct:
             dtype: type of the values.
 
         Returns:
-            The entries by row, for the product, and once more by column, for its gradient.
+            The matrix.
         """
-        # ``major`` is the sorted index, the row and then the column, ``minor`` the other one
-        by_col = np.argsort(col, kind="stable")
-        sorted_entries = (row, col, weight), (col[by_col], row[by_col], weight[by_col])
-        parts = []
-        for (major, minor, values), size in zip(sorted_entries, shape, strict=True):
-            # rows 0, 0, 2 of a matrix with 3 rows: counts 2, 0, 1 give the first entries 0, 2, 2
-            counts = np.bincount(major, minlength=size)
-            first = torch.from_numpy(np.cumsum(counts) - counts).to(device)
-            index = torch.from_numpy(minor).to(device)
-            parts.append((index, torch.from_numpy(values).to(device, dtype), first))
-        return cls(*parts)
+        # rows 0, 0, 2 of a matrix with 3 rows begin at the entries 0, 2 and 2, and end at 3
+        borders = np.searchsorted(row, np.arange(shape[0] + 1))
+        matrix = sp.csr_matrix((weight, col, borders), shape=shape)
+        by_row, by_column = (
+            (
+                torch.from_numpy(x.indices).to(device),
+                torch.from_numpy(x.data).to(device, dtype),
+                torch.from_numpy(x.indptr[:-1]).to(device),
+            )
+            for x in (matrix, matrix.tocsc())
+        )
+        return cls(by_row, by_column)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, d] with x [cols, d]."""

@@ -1,10 +1,13 @@
 """Relations by attributes: the option ``relations``, and the table of each relation it declares.
 
-Entities (items, users or interactions) with the same value of an attribute are one *class*: a
-brand, a set of categories, a price within a brand. How two entities are related depends on their
-classes only, so a table over classes holds all of a relation, and stays small where the matrix over
-entities would not: amazon-beauty has 12,101 items and one category that all of them share. Tables
-are built once (scipy.sparse) and looked up in every batch.
+Words of this file: an *entity* is an item, a user or an interaction. A *class* is all entities with
+the same value of an attribute: of one brand, of one set of categories, of one price. Classes are
+numbered from 1; class 0 is for entities without a value.
+
+How two entities are related depends on their classes only. So a table over classes holds all of a
+relation, and stays small where a matrix over entities would not: amazon-beauty has 12,101 items and
+one category that all of them share. Tables are built once (scipy.sparse) and looked up in every
+batch.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, shown
 
 KEYS = ("field", "scope", "within", "scales")  # that an entry of the option may have
-TABLES = ("item", "user")  # tables of entities; a field of any other has a value an interaction
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
@@ -47,15 +49,17 @@ class Relation:
         field: name of the field; for the built-in time the name of the time field.
         kind: categorical or numerical, the two cases of equation 10, by the type of the field.
         scope: sequence (interactions of one user) or batch.
-        table: the atomic file that has the field (item, user, inter), or position or time.
-        within: field of the same table that both sides must share, or None.
-        scales: values of r_norm in equation 10, whose relations are averaged (appendix A.2).
+        origin: where values are found: in the atomic file item, user or inter, or the built-in
+            position or time.
+        within: field of the same file of which both sides must share a token, or None.
+        scales: values of r_norm in equation 10, whose relations are averaged (appendix A.2); none
+            for a categorical field.
     """
 
     field: str
     kind: str
     scope: str
-    table: str
+    origin: str
     within: str | None
     scales: tuple[float, ...]
 
@@ -65,7 +69,7 @@ class Relation:
 
         In the paper's words its source is user, not item or behaviour.
         """
-        return self.table == "user"
+        return self.origin == "user"
 
 
 def read_relations(entries: Sequence[Any], dataset: Dataset) -> list[Relation]:
@@ -92,19 +96,18 @@ def read_relations(entries: Sequence[Any], dataset: Dataset) -> list[Relation]:
 
 
 def _read_entry(entry: Any, dataset: Dataset) -> Relation:
-    """Read one entry of the option ``relations``.
+    """Read one entry of the option ``relations``, and fill in what it leaves to defaults.
 
     Args:
-        entry: the name of a field, or a mapping with the keys of ``KEYS``, of which only ``field``
-            must be there. Without ``scope`` a field of items or users relates the interactions of
-            the whole batch, a field of interactions only those of one sequence.
+        entry: the name of a field, or a mapping such as {field: price, within: category} with some
+            of the keys ``KEYS``, of which only ``field`` must be there.
         dataset: says which fields exist, and of which type.
 
     Returns:
-        The relation, in which nothing is left to defaults.
+        The relation.
 
     Raises:
-        UsageError: if a key, field, scope, condition or scale is not possible.
+        UsageError: if a key, field, scope, condition (``within``) or scale is not possible.
     """
     entry = {"field": entry} if isinstance(entry, str) else entry
     has_field = isinstance(entry, Mapping) and isinstance(entry.get("field"), str)
@@ -113,29 +116,35 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
             f"relations: expected entries such as {{field: brand}}, with the keys "
             f"{', '.join(KEYS)}; found {shown(entry)}"
         )
-
     field = entry["field"]
-    location = f"relations: {field}"
-    table, kind = _find_source(field, dataset)
-    field = dataset.time_field if table == TIME else field
+    location = f"relations: {field}"  # where an error is, for messages
+    origin, kind = _find_origin(field, dataset)
 
-    scope = entry.get("scope", "batch" if table in TABLES else "sequence")
-    check_choice(f"{location}: scope", scope, ("sequence", "batch"))
-    # ``TABLES`` are item and user; all other numbers are of interactions
-    is_of_numbers = table not in TABLES and kind == "numerical"
-    if (table == "user" and scope != "batch") or (is_of_numbers and scope != "sequence"):
-        raise UsageError(
-            f"{location}: scope: fields of users are related across sequences (batch), numbers of "
-            f"interactions within one (sequence); found {scope}"
-        )
+    # The scopes that are possible, the default first. Users are related across sequences, numbers
+    # of interactions (such as their times) only within one.
+    if origin == "user":
+        scopes: tuple[str, ...] = ("batch",)
+    elif origin == "item":
+        scopes = ("batch", "sequence")
+    elif kind == "categorical":
+        scopes = ("sequence", "batch")
+    else:
+        scopes = ("sequence",)
+    scope = entry.get("scope", scopes[0])
+    check_choice(f"{location}: scope", scope, scopes)
 
-    within = _read_within(entry.get("within"), table, dataset, location)
-    scales = _read_scales(entry.get("scales"), kind, table, location)
-    return Relation(field, kind, scope, table, within, scales)
+    return Relation(
+        field=dataset.time_field if origin == TIME else field,
+        kind=kind,
+        scope=scope,
+        origin=origin,
+        within=_read_within(entry.get("within"), origin, dataset, location),
+        scales=_read_scales(entry.get("scales"), kind, origin, location),
+    )
 
 
-def _find_source(field: str, dataset: Dataset) -> tuple[str, str]:
-    """Return which table has the values of a field, and whether they are categories or numbers.
+def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
+    """Find where the values of a field are, and whether they are categories or numbers.
 
     Args:
         field: name of a field, as given in the option ``relations``. A field of the dataset is
@@ -169,63 +178,67 @@ def _find_source(field: str, dataset: Dataset) -> tuple[str, str]:
     return table, kinds[field_type]
 
 
-def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> str | None:
-    """Read the key ``within``: the field that two sides of a relation must share, too.
+def _read_within(within: Any, origin: str, dataset: Dataset, location: str) -> str | None:
+    """Check the key ``within`` of an entry: a second field, of which both sides must share a token.
+
+    With ``{field: price, within: category}`` the prices of two items are compared only if the items
+    have a category in common.
 
     Args:
-        within: None, or the name of a token field. With ``{field: price, within: category}`` the
-            prices of items are compared only if the items have a category in common.
-        table: the file of the relation's own field, item or user, which must have this one, too.
+        within: the value of the key, the name of a field; None if it is not given.
+        origin: where the values of the first field are. Only fields of items or users can have a
+            second one, which must be in the same file.
         dataset: says which fields exist, and of which type.
-        location: where the user has given it, for the message.
+        location: the entry, with which messages begin.
 
     Returns:
-        The name of the field, or None.
+        ``within``.
 
     Raises:
-        UsageError: if it is no such field.
+        UsageError: if it is not the name of such a field.
     """
     if within is None:
         return None
-    # ``TABLES`` are item and user, since a condition goes with fields of these only
     prefix = f"{location}: within: "
-    within_table = map_fields_to_tables(dataset).get(within)
-    if within_table is None:
+    within_origin = map_fields_to_tables(dataset).get(within)
+    if within_origin is None:
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
-    is_categorical = dataset.kinds[within] in ("token", "token_seq")
-    if table not in TABLES or within_table != table or not is_categorical:
+    kind = dataset.kinds[within]
+    is_possible = origin in ("item", "user") and kind in ("token", "token_seq")
+    if not is_possible or within_origin != origin:
         raise UsageError(
             f"{prefix}expected a token or token_seq field of the same table, item or user; "
-            f"{shown(within)} is a {dataset.kinds[within]} field of {within_table}, and "
-            f"the relation is of {table}"
+            f"{shown(within)} is a {kind} field of {within_origin}, and the relation is of {origin}"
         )
     require_values(within, dataset, prefix)
     return within
 
 
-def _read_scales(scales: Any, kind: str, table: str, location: str) -> tuple[float, ...]:
-    """Read the key ``scales``: the values of r_norm by which differences of numbers are divided.
+def _read_scales(scales: Any, kind: str, origin: str, location: str) -> tuple[float, ...]:
+    """Read the key ``scales`` of an entry: in which units the difference of two numbers counts.
+
+    Each is a value of r_norm in equation 10, exp(-difference / r_norm).
 
     Args:
-        scales: a number above 0, a list of such, or None for the default: an hour and a day in
-            seconds for times, 1 for other numbers.
+        scales: a number above 0, a list of such, or None if the key is not given.
         kind: kind of the field; a categorical one has no differences and no scales.
-        table: where the field comes from: a file of the dataset, ``TIME`` or ``POSITION``.
-        location: where the user has given it, for the message.
+        origin: where the values of the field are; ``TIME`` for times.
+        location: the entry, with which messages begin.
 
     Returns:
-        The values, in the order given; none for a categorical field.
+        The scales, in the order given. The default is an hour and a day in seconds for times, 1 for
+        other numbers, and none for a categorical field.
 
     Raises:
         UsageError: if a value is not a number above 0, or the field is categorical.
     """
-    if scales is None and kind == "numerical":
-        return TIME_SCALES if table == TIME else (1.0,)
     if scales is None:
-        return ()
-    # one number is a list of one; an empty list, or any scale of a categorical field, is refused
+        defaults = TIME_SCALES if origin == TIME else (1.0,)
+        return defaults if kind == "numerical" else ()
+
     values = scales if isinstance(scales, (list, tuple)) else [scales]
-    if kind == "categorical" or not values or not all(is_number(x) and x > 0 for x in values):
+    are_positive = len(values) > 0 and all(is_number(x) and x > 0 for x in values)
+    if kind == "categorical" or not are_positive:
         raise UsageError(
             f"{location}: scales: expected numbers above 0 (r_norm), for a float field; found "
             f"{shown(scales)} for a {kind} one"
@@ -238,61 +251,59 @@ class RelationTable:
     """Classes of entities and how they are related.
 
     Attributes:
-        group: [entities] int64 class of each entity, from 1; 0 where the attribute is missing.
-        indptr: [classes + 1] where the related classes of each class begin; class 0 has none.
-        classes: [pairs] int64 related classes of a class in order of preference: largest relation
+        class_of: [entities] int64 class of each entity, from 1; 0 where the attribute is missing.
+        indptr: [classes + 1] index in ``related`` where the related classes of each class begin, as
+            in scipy's sparse matrices; class 0 has none.
+        related: [pairs] int64 related classes of a class in order of preference: largest relation
             first, then largest cosine (among equal dot products the smaller set is more like it),
             then by number.
         values: [pairs] float64 the relation, S of equation 1.
     """
 
-    group: np.ndarray
+    class_of: np.ndarray
     indptr: np.ndarray
-    classes: np.ndarray
+    related: np.ndarray
     values: np.ndarray
 
     @classmethod
-    def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Make a table from the classes of entities and the matrix of their relations.
-
-        A class is all entities with the same value of a field, such as all items of one brand.
+    def from_matrix(cls, class_of: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
+        """Make a table from the class of each entity and the matrix of their classes' relations.
 
         Args:
-            group: [entities] int64 class of each item, user or interaction, 0 for none.
+            class_of: [entities] int64 class of each item, user or interaction, 0 for none.
             matrix: [classes, classes] symmetric relations; those below ``WEAKEST`` are left out.
         """
         matrix = matrix.tocoo()
         is_kept = matrix.data >= WEAKEST
         row, col, value = matrix.row[is_kept], matrix.col[is_kept], matrix.data[is_kept]
 
-        # Sort the related classes of each row. Of two with equal dot products the one with the
-        # smaller product with itself, the smaller set of tokens, has the larger cosine.
+        # A relation of token sets is the product a . b of vectors of 0 and 1, their cosine is a . b
+        # divided by the root of (a . a) (b . b). So of two classes b with the same relation to a,
+        # the one with the smaller relation to itself, b . b, has the larger cosine.
         self_relation = np.zeros(matrix.shape[0])
         self_relation[row[row == col]] = value[row == col]
-        order = np.lexsort((col, self_relation[col], -value, row))
 
-        # where the related classes of each row begin, as in scipy's sparse matrices
-        indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=matrix.shape[0]))))
-        return cls(group, indptr, col[order].astype(np.int64), value[order])
+        # sorted by row, then by largest value, then by cosine, then by number
+        order = np.lexsort((col, self_relation[col], -value, row))  # the last key is the first
+        indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
+        return cls(class_of, indptr, col[order].astype(np.int64), value[order])
 
     @cached_property
     def self_relation(self) -> np.ndarray:
         """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
-        return self.to_matrix().diagonal()[self.group]
+        return self.to_matrix().diagonal()[self.class_of]
 
     def to_matrix(self) -> sp.csr_matrix:
         """Return [classes, classes] relations, the columns of each row ascending."""
         n = len(self.indptr) - 1
-        matrix = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
+        matrix = sp.csr_matrix((self.values, self.related, self.indptr), shape=(n, n))
         return matrix.sorted_indices()
 
 
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Number the different sets of tokens of a column: equal sets are one class of entities.
+    """Number the different sets of tokens of a column: entities with equal sets are one class.
 
-    An entity is an item, user or interaction. Relations between entities are then computed once
-    for each pair of classes. Items with the
-    tokens [3, 5], [5, 3], [5] and none are of the classes 2, 2, 1 and 0.
+    Items with the tokens [3, 5], [5, 3], [5] and none, for example, are of the classes 2, 2, 1, 0.
 
     Args:
         column: [entities] tokens, or [entities, s] lists of tokens; 0 is padding.
@@ -364,11 +375,10 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
 
 
 def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the different values of a float column: entities with equal numbers are of one class.
+    """Number the different values of a float column: entities with equal numbers are one class.
 
-    An entity is an item, user or interaction, whose number the column has. Relations between
-    entities are then computed once for each pair of classes. The numbers 9.5,
-    3.0, NaN, 9.5 have the classes 2, 1, 0, 2 and are NaN, 3.0, 9.5 by class.
+    The numbers 9.5, 3.0, NaN, 9.5, for example, have the classes 2, 1, 0, 2, and the numbers of the
+    classes 0, 1, 2 are NaN, 3.0, 9.5.
 
     Args:
         column: [entities] float64 numbers.
@@ -416,44 +426,44 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
 
 
-def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Number joint classes: entities whose classes agree in every classification share one.
+def join_classes(by_attribute: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Number the combinations of classes: entities that agree in all attributes share one.
 
-    For example, of three entities with the classes 1, 1, 2 by brand and 4, 5, 4 by price, the joint
-    classes are 1, 2, 3, made of (1, 4), (1, 5) and (2, 4).
+    For example, three entities have the classes 1, 1, 2 by brand and 4, 5, 4 by price. Then they
+    are of the combinations 1, 2, 3, which are (1, 4), (1, 5) and (2, 4).
 
     Args:
-        groups: [entities] class of each entity, an array for each classification.
+        by_attribute: the class [entities] of each entity, an array for each attribute.
 
     Returns:
-        [entities] joint classes, from 1; and the classes that each joint class is made of
-        [joint classes, classifications], all 0 for joint class 0.
+        [entities] int64 combination of each entity, from 1; and [combinations + 1, attributes] the
+        classes that each combination is made of, with a first row of zeros for combination 0.
     """
-    joint, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
-    return group.reshape(-1) + 1, np.concatenate((np.zeros_like(joint[:1]), joint))
+    rows, index = np.unique(np.stack(by_attribute, 1), axis=0, return_inverse=True)
+    return index.reshape(-1) + 1, np.concatenate((np.zeros_like(rows[:1]), rows))
 
 
 def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return how combinations of attributes are related by one of these attributes.
+    """Return the relations of combinations of classes, as one of their attributes relates them.
 
-    Two combinations of a brand and a price, for example, are related by brand as their brands are.
-    With the brands 1, 1, 2 of three combinations, row 0 of the result is ``matrix[1, [1, 1, 2]]``.
+    A combination is a brand and a price, for example. Two combinations are related by the brand as
+    their brands are: of combinations with the brands 1, 1, 2 the first one has the relations
+    ``matrix[1, 1]``, ``matrix[1, 1]`` and ``matrix[1, 2]``.
 
     Args:
-        classes: [combinations] class of each, here its brand; class 0 has no relation.
-        matrix: [classes, classes] relations, here of brands.
+        classes: [combinations] class of each by the attribute; class 0 has no relation.
+        matrix: [classes, classes] relations by the attribute.
         name: field, for the message if there are too many pairs.
 
     Returns:
         Sparse matrix [combinations, combinations].
 
     Raises:
-        UsageError: if there are too many pairs.
+        UsageError: if more than ``MAX_PAIRS`` pairs of combinations are related.
     """
-    # how many combinations have each class, and how many pairs of combinations are related
-    sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
-    num_pairs = sizes @ ((matrix > 0) @ sizes)
-    _require_few_pairs(float(num_pairs), name)
+    num_combinations = np.bincount(classes, minlength=matrix.shape[0]).astype(float)  # of a class
+    num_related = (matrix > 0) @ num_combinations  # to one combination of a class
+    _require_few_pairs(float(num_combinations @ num_related), name)
     return matrix[classes][:, classes]
 
 
@@ -475,8 +485,8 @@ def _require_few_pairs(pairs: float, name: str) -> None:
 def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> RelationTable | None:
     """Return how strongly users are related: the mean over their attributes, such as age.
 
-    That is R^U (AttrFormer, section 3.1.3). Users that agree in all attributes are one class, so
-    the table relates classes, not users. A missing attribute counts as a relation of 0.
+    That is R^U (AttrFormer, section 3.1.3). Users that agree in all attributes are one class of the
+    table. A missing attribute counts as a relation of 0.
 
     Args:
         relations: the entries of the option ``relations`` that are of users, such as gender, age.
@@ -487,63 +497,80 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
     """
     if not relations:
         return None
-    # classes [users] and relations [classes, classes] by each attribute
-    by_attribute = [relate_classes(relation, dataset) for relation in relations]
-    # the class of each user by all attributes together, and of what classes each one is made
-    group, joint = join_classes([classes for classes, _ in by_attribute])
+    # by each attribute: the class of every user, and the relations of classes
+    class_of_users, matrices = zip(*(relate_classes(x, dataset) for x in relations), strict=True)
+    combination_of, combinations = join_classes(class_of_users)
 
-    # two joint classes are related by an attribute as their classes of this attribute are
+    # The relation of two combinations is a sum: by each attribute that of their classes. Column i
+    # of ``combinations`` has their classes by attribute i.
     name = " and ".join(relation.field for relation in relations)
-    total = sp.csr_matrix((len(joint), len(joint)))
-    for classes, (_, matrix) in zip(joint.T, by_attribute, strict=True):
+    total = sp.csr_matrix((len(combinations), len(combinations)))
+    for classes, matrix in zip(combinations.T, matrices, strict=True):
         total = total + spread_matrix(classes, matrix, name)
-    return RelationTable.from_matrix(group, total / len(relations))
+    return RelationTable.from_matrix(combination_of, total / len(relations))
 
 
 def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Sort entities into classes by the value of a field, and relate the classes (equation 10).
+    """Divide entities into classes by the value of a field, and relate the classes (equation 10).
 
-    A class is all items, users or interactions with the same value, such as a brand. Classes of
-    tokens are related by how many tokens they share, numbers by exp(-difference). With a condition
-    (``within``), such as price within category, entities must share a token of a second field, too.
+    Classes of tokens are related by how many tokens they share, numbers by exp(-difference).
 
     Args:
         relation: an entry of the option ``relations``.
-        dataset: where the values of its fields are read.
+        dataset: where the values of its field are read.
 
     Returns:
         [entities] int64 class of each item, user or interaction, 0 for none; and the sparse matrix
         [classes, classes] of relations.
+
+    Raises:
+        UsageError: if more than ``MAX_PAIRS`` pairs of classes are related.
     """
-    column = read_column(relation.field, relation.table, dataset)
+    if relation.within is not None:
+        return _relate_within(relation, relation.within, dataset)
+    column = read_column(relation.field, relation.origin, dataset)
+    if relation.kind == "categorical":
+        class_of, tokens = number_token_sets(column)
+        return class_of, relate_categorical(tokens, relation.field)
+    class_of, numbers = number_values(column)
+    return class_of, relate_numerical(numbers, relation.scales, relation.field)
+
+
+def _relate_within(
+    relation: Relation, within: str, dataset: Dataset
+) -> tuple[np.ndarray, sp.csr_matrix]:
+    """Relate entities by a field if they share a token of a second field, too.
+
+    With {field: price, within: category} a class is all items of one price and one set of
+    categories. Two classes are related by their prices if they have a category in common.
+
+    Args:
+        relation: an entry of the option ``relations``; its ``field`` is the first field.
+        within: the second field, of tokens.
+        dataset: where the values of the fields are read.
+
+    Returns:
+        See :func:`relate_classes`.
+    """
+    column = read_column(relation.field, relation.origin, dataset)
     is_categorical = relation.kind == "categorical"
+    first_class, values = number_token_sets(column) if is_categorical else number_values(column)
+    second_column = read_column(within, relation.origin, dataset)
+    second_class, second_tokens = number_token_sets(second_column)
+
+    # the class of each entity, a combination, and the two classes that each combination is made of
+    class_of, combinations = join_classes([first_class, second_class])
+    first, second = combinations.T
+
+    # the pairs i, j of combinations that share a token of the second field, and have values of both
+    shared_tokens = relate_categorical(second_tokens, within)
+    pairs = spread_matrix(second, shared_tokens, relation.field).tocoo()
+    has_values = (first[pairs.row] > 0) & (first[pairs.col] > 0)
+    i, j = pairs.row[has_values], pairs.col[has_values]
+
+    # how strongly the values of the first field relate each pair
     if is_categorical:
-        group, tokens = number_token_sets(column)
+        strength = count_shared_tokens(values, first[i], first[j])
     else:
-        group, numbers = number_values(column)
-
-    # without a condition all pairs of classes are related at once
-    if relation.within is None:
-        if is_categorical:
-            return group, relate_categorical(tokens, relation.field)
-        return group, relate_numerical(numbers, relation.scales, relation.field)
-
-    # with a condition, a joint class is a combination of a price and categories, for example
-    condition = read_column(relation.within, relation.table, dataset)
-    condition_group, condition_tokens = number_token_sets(condition)
-    group, joint = join_classes([group, condition_group])
-
-    # the pairs of joint classes that share a category, where both have a price
-    shares_token = relate_categorical(condition_tokens, relation.within)
-    pairs = spread_matrix(joint[:, 1], shares_token, relation.field).tocoo()
-    i, j = joint[pairs.row, 0], joint[pairs.col, 0]
-    is_known = (i > 0) & (j > 0)
-    i, j = i[is_known], j[is_known]
-
-    # how the prices of each pair are related
-    if is_categorical:
-        strength = count_shared_tokens(tokens, i, j)
-    else:
-        strength = similarity(numbers[i] - numbers[j], relation.scales)
-    places = pairs.row[is_known], pairs.col[is_known]
-    return group, sp.csr_matrix((strength, places), shape=pairs.shape)
+        strength = similarity(values[first[i]] - values[first[j]], relation.scales)
+    return class_of, sp.csr_matrix((strength, (i, j)), shape=pairs.shape)
