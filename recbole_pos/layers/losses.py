@@ -5,7 +5,6 @@ Shapes: m positions with n targets each, states [m, d], item vectors [items, d];
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,12 @@ MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make 
 _CAN_SUM_LONGER = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
+@torch.library.custom_op(
+    "recbole_pos::catalogue_loss",
+    mutates_args=(),
+    schema="(Tensor states, Tensor vectors, Tensor targets, Tensor? betas, Tensor? prior, "
+    "ScalarType? factor_type) -> (Tensor, Tensor, Tensor)",
+)
 def _compute_loss_and_gradients(
     states: Tensor,
     vectors: Tensor,
@@ -28,38 +33,39 @@ def _compute_loss_and_gradients(
     betas: Tensor | None,
     prior: Tensor | None,
     factor_type: torch.dtype | None,
-    needs_gradient: Sequence[bool] = (True, True),
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute cross-entropy with several targets a position, and its gradients, in one pass.
 
     With z = states @ vectors.T and lse their log-sum-exp without item 0, the loss of a position is
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
+    and its gradient to z_j is
+
+        (sum_k beta_k + sum_i prior_i) softmax(z)_j - sum_k beta_k [x_k = j] - prior_j
+
     Gradients are computed while the probabilities of a chunk of positions exist: three matrix
-    products in all, and nothing of size [m, items] is kept or computed twice.
+    products in all, and nothing of size [m, items] is kept or computed twice. For torch it is one
+    operation, so that a compiled graph does not hold the chunks one by one.
 
     Args:
         states: [m, d] state of each position.
         vectors: [items, d] item vectors; item 0 is padding.
         targets: [m, n] int64 items x_k of each position.
         betas: [m, n] weight of each target; None if all are 1.
-        prior: [items] weight of each item at every position; None for no prior.
+        prior: [items] weight of each item as a further target of every position; None for none.
         factor_type: type to which the factors of matrix products are rounded (under automatic mixed
             precision); None for their own.
-        needs_gradient: whether the gradients to states and to item vectors are computed.
 
     Returns:
-        The scalar mean loss, its gradient to states [m, d] and that to item vectors [items, d]; a
-        gradient that is not computed is None.
+        The scalar mean loss of the m positions, its gradient to states [m, d] and that to item
+        vectors [items, d].
     """
     # positions of a chunk: as many as its logits may be on the device, and ``MIN_ROWS`` at least
     m, num_items = states.size(0), vectors.size(0)
-    needs_states, needs_vectors = needs_gradient
     chunk_size = max(MIN_ROWS, min(m, chunk_elements(states.device) // num_items))
     buffer = states.new_empty(min(chunk_size, m), num_items)  # logits of a chunk
-    grad_states = torch.empty_like(states) if needs_states else None
-    grad_vectors = torch.zeros_like(vectors) if needs_vectors else None
+    grad_states, grad_vectors = torch.empty_like(states), torch.zeros_like(vectors)
 
     total = torch.zeros((), dtype=torch.float64, device=states.device)
     rounded_states = states if factor_type is None else states.to(factor_type)
@@ -71,70 +77,90 @@ def _compute_loss_and_gradients(
         chunk_states, target = rounded_states[rows], targets[rows]
         beta = states.new_ones(target.shape) if betas is None else betas[rows]
         logits = write_product(chunk_states, rounded_vectors.t(), out=buffer[: len(chunk_states)])
-        losses, scale = _compute_losses(logits, target, beta, prior)
+        losses, weight_sum = _compute_losses(logits, target, beta, prior)
         total += losses.sum(dtype=torch.float64)
 
         # gradient to the logits: probabilities times all weights, less each item's own weight
         grad_logits = logits
-        if needs_states or needs_vectors:
-            if betas is not None or prior is not None:  # otherwise all weights together are 1
-                grad_logits *= scale
-            if prior is not None:
-                grad_logits -= prior
-            grad_logits.scatter_add_(1, target, -beta)
+        if betas is not None or prior is not None:  # otherwise all weights together are 1
+            grad_logits *= weight_sum
+        if prior is not None:
+            grad_logits -= prior
+        grad_logits.scatter_add_(1, target, -beta)
 
         # from there to states and item vectors
-        if factor_type is not None:
-            grad_logits = grad_logits.to(factor_type)
-        if grad_states is not None:
-            write_product(grad_logits, rounded_vectors, out=grad_states[rows])
-        if grad_vectors is not None and factor_type is None:
+        if factor_type is None:
+            write_product(grad_logits, vectors, out=grad_states[rows])
             grad_vectors.addmm_(grad_logits.t(), chunk_states / m)
-        elif grad_vectors is not None:
+        else:
+            grad_logits = grad_logits.to(factor_type)
+            write_product(grad_logits, rounded_vectors, out=grad_states[rows])
             # rounded factors are not divided by m before the end: float16 would underflow
             product = torch.empty_like(grad_vectors)
             grad_vectors += write_product(grad_logits.t(), chunk_states, out=product)
 
     # the loss is a mean over m positions
-    if grad_states is not None:
-        grad_states.div_(m)
-    if grad_vectors is not None and factor_type is not None:
+    grad_states.div_(m)
+    if factor_type is not None:
         grad_vectors.div_(m)
     return (total / m).to(states.dtype), grad_states, grad_vectors
+
+
+@_compute_loss_and_gradients.register_fake
+def _make_fake_outputs(states: Tensor, vectors: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors of the outputs' shapes and types, which tracing needs."""
+    return states.new_empty(()), torch.empty_like(states), torch.empty_like(vectors)
+
+
+def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Save the two gradients, which are outputs after the loss, for the backward pass."""
+    _, grad_states, grad_vectors = output
+    ctx.save_for_backward(grad_states, grad_vectors)
+    ctx.set_materialize_grads(False)  # no zeros as the gradients to these two outputs
+
+
+def _scale_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    """Return the saved gradients times ``grad``, and None for each other input."""
+    grad_states, grad_vectors = ctx.saved_tensors
+    return grad_states * grad, grad_vectors * grad, None, None, None, None
+
+
+_compute_loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 def _compute_losses(
     logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy of each position with its weighted targets and the prior.
+    """Return the cross-entropy of each position, and overwrite its logits by probabilities.
 
-    With z the logits and lse their log-sum-exp it is scale lse - sum_k beta_k z[x_k] - sum_j
-    prior_j z_j, where scale is the sum of all weights beta and prior.
+    With z the logits and lse their log-sum-exp without item 0 the loss of a position is
+
+        (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
     Args:
-        logits: [rows, items] products of states and item vectors. They are overwritten by their
+        logits: [rows, items] products z of states and item vectors. They are overwritten by their
             softmax, which the gradient needs; item 0, padding, gets probability 0.
         target, beta: [rows, n] targets x_k of each position, and their weights.
         prior: [items] weight of each item at every position, or None.
 
     Returns:
-        The loss, and ``scale``, of each position, [rows, 1] both.
+        The loss, and the sum of all weights, of each position, [rows, 1] both.
     """
-    # the terms of targets and prior, which are linear in the logits
-    linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
-    scale = beta.sum(1, keepdim=True)
+    # the terms that are subtracted
+    linear_terms = (logits.gather(1, target) * beta).sum(1, keepdim=True)
+    weight_sum = beta.sum(1, keepdim=True)
     if prior is not None:
-        linear += logits @ prior[:, None]
-        scale += prior.sum()
+        linear_terms += logits @ prior[:, None]
+        weight_sum += prior.sum()
 
     logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
-    highest = logits.amax(1, keepdim=True)
-    torch.softmax(logits, 1, out=logits)
+    highest_logit = logits.amax(1, keepdim=True)
+    probabilities = torch.softmax(logits, 1, out=logits)
 
-    # The largest probability is exp(highest - lse), which gives lse. It is at least 1 / items, so
-    # its logarithm exists.
-    log_sum_exp = highest - logits.amax(1, keepdim=True).log()
-    return scale * log_sum_exp - linear, scale
+    # The highest probability is exp(highest_logit - lse), so lse is the highest logit less its
+    # logarithm. That exists, as the highest probability is at least 1 / items.
+    log_sum_exp = highest_logit - probabilities.amax(1, keepdim=True).log()
+    return weight_sum * log_sum_exp - linear_terms, weight_sum
 
 
 class EarlyGradients(torch.autograd.Function):
@@ -186,69 +212,6 @@ class EarlyGradients(torch.autograd.Function):
         return grad_states, grad_vectors, *other_grads
 
 
-class _CatalogueLoss(EarlyGradients):
-    """:func:`_compute_loss_and_gradients` as an autograd function."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        vectors: Tensor,
-        targets: Tensor,
-        betas: Tensor | None,
-        prior: Tensor | None,
-        factor_type: torch.dtype | None,
-    ) -> Tensor:
-        """Return the scalar mean cross-entropy over all items, and keep its gradients.
-
-        Args:
-            ctx: torch's context of the function.
-            states: [m, d] state of each position.
-            vectors: [items, d] item vectors; item 0 is padding.
-            targets: [m, n] int64 items of each position.
-            betas: [m, n] their weights; None if all are 1.
-            prior: [items] weight of each item at every position, or None.
-            factor_type: type to which factors of products are rounded; None for their own.
-
-        Returns:
-            Scalar mean over the m positions.
-        """
-        loss, grad_states, grad_vectors = _compute_loss_and_gradients(
-            states, vectors, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
-        )
-        EarlyGradients.keep(ctx, grad_states, grad_vectors)
-        return loss
-
-
-# ``_compute_loss_and_gradients`` as one operation: a compiled graph would unroll its chunks.
-_SCHEMA = (
-    "(Tensor states, Tensor vectors, Tensor targets, Tensor? betas, Tensor? prior, "
-    "ScalarType? factor_type) -> (Tensor, Tensor, Tensor)"
-)
-_compiled_loss = torch.library.custom_op(
-    "recbole_pos::catalogue_loss", _compute_loss_and_gradients, mutates_args=(), schema=_SCHEMA
-)
-
-
-@_compiled_loss.register_fake
-def _make_fake_outputs(states: Tensor, vectors: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of the outputs' shapes and types, which tracing needs."""
-    return states.new_empty(()), torch.empty_like(states), torch.empty_like(vectors)
-
-
-def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Save the two gradients, which are outputs after the loss, for the backward pass."""
-    ctx.save_for_backward(*output[1:])
-
-
-def _scale_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the saved gradients times ``grad``, and None for each other input."""
-    return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None
-
-
-_compiled_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
-
-
 def full_cross_entropy(states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of -log softmax(states @ vectors[1:].T)[target] (FPARec, equation 11).
 
@@ -264,19 +227,20 @@ def full_cross_entropy(states: Tensor, vectors: Tensor, targets: Tensor) -> Tens
 def weighted_cross_entropy(
     states: Tensor, vectors: Tensor, targets: Tensor, betas: Tensor | None, prior: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy of positions with several targets, and with every item.
+    """Return the mean cross-entropy of positions that have several targets, each with a weight.
 
-    With z the products of a position's state with items 1.. and lse their log-sum-exp, its loss is
+    The loss of a position is sum_k beta_k CE(x_k) + sum_j prior_j CE(j). Here x_k are its targets
+    and beta_k their weights; j are all items, which are targets of every position, with a weight
+    prior_j; and CE(j) is -log softmax(z)_j with the products z of its state and the items 1, 2, ...
 
-        (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
-
-    Under autocast factors of products have its type, and sums have the type of ``vectors``.
+    Under autocast matrix products take factors of autocast's type, such as bfloat16, and have
+    results in the type of ``vectors``, such as float32.
 
     Args:
         states, vectors: see :func:`full_cross_entropy`.
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
-        prior: [items] weight of each item at every position, 0 for item 0; None for no prior.
+        prior: [items] weight of each item, 0 for item 0; None if only ``targets`` count.
 
     Returns:
         Scalar.
@@ -285,12 +249,14 @@ def weighted_cross_entropy(
     is_mixed = torch.is_autocast_enabled(device_type)
     factor_type = torch.get_autocast_dtype(device_type) if is_mixed else None
 
-    with torch.autocast(device_type, enabled=False):  # types are chosen here, product by product
+    # autocast would choose types by itself; here ``factor_type`` says which
+    with torch.autocast(device_type, enabled=False):
         states = states.to(vectors.dtype)
         betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
-        if torch.compiler.is_compiling():  # the same as one operation of the compiled graph
-            return _compiled_loss(states, vectors, targets, betas, prior, factor_type)[0]
-        return _CatalogueLoss.apply(states, vectors, targets, betas, prior, factor_type)
+        loss, _, _ = _compute_loss_and_gradients(
+            states, vectors, targets, betas, prior, factor_type
+        )
+    return loss
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
