@@ -60,15 +60,20 @@ class Dropout(nn.Module):
         return words.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
 
 
-def future_mask(t: int, device: torch.device) -> Tensor:
-    """Return [t, t] boolean, True where the key (column) is newer than the query (row)."""
-    return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
-
-
 def make_mask(batch: SequenceBatch, causal: bool) -> Tensor:
-    """Return a boolean mask, True at hidden keys: [t, t] if causal, else [b, 1, 1, t]."""
+    """Return which keys attention hides, True at those.
+
+    Args:
+        batch: the histories, as blocks aligned at the start.
+        causal: whether keys (columns) that are newer than the query (row) are hidden. Padding is
+            newer than all interactions, so it needs no mask then; else it is what is hidden.
+
+    Returns:
+        Bool: [t, t] if causal, else [b, 1, 1, t].
+    """
     if causal:
-        return future_mask(batch.width, batch.lengths.device)
+        t = batch.width
+        return torch.ones(t, t, dtype=torch.bool, device=batch.lengths.device).triu_(1)
     return batch.padding[:, None, None]
 
 
@@ -97,32 +102,47 @@ def masked_attention(
         [b, h, t, e].
     """
     p = dropout.p if dropout.training else 0.0
-    # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
+    # on a CPU torch would keep several [b, h, t, t] under dropout, with a random number for each
+    # weight; ``biased_attention`` drops weights itself, in chunks
     drops_in_chunks = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
-    if bias is None and drops_in_chunks:
-        bias = q.new_zeros(1, 1)  # ``biased_attention`` needs one
+    if bias is None and not drops_in_chunks:
+        # torch makes the causal mask itself; else padding is hidden, if there is any
+        is_hidden = None if causal or batch.is_full else make_mask(batch, causal)
+        is_visible = None if is_hidden is None else ~is_hidden
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=is_visible, dropout_p=p, is_causal=causal
+        )
 
-    # bias and mask as one tensor, -inf where a key is hidden (True in ``make_mask``); a causal mask
-    # without a bias needs no tensor
-    mask: Tensor | None = None
-    if bias is not None:
-        mask = bias.masked_fill(make_mask(batch, causal), -torch.inf)
-        num_biases = mask.size(0) if mask.dim() == 4 else 1
-        learns_shared_bias = mask.requires_grad and p == 0 and num_biases == 1
-        if learns_shared_bias or drops_in_chunks:
-            mask = mask.expand(num_biases, q.size(1), batch.width, batch.width)
-            return biased_attention(q, k, v, mask, dropout if drops_in_chunks else None)
-    elif not (causal or batch.is_full):
-        mask = ~make_mask(batch, causal)  # bool, True where a key is visible
-
-    is_causal = causal and mask is None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=is_causal)
+    # bias and mask as one tensor, -inf where a key is hidden
+    bias = q.new_zeros(1, 1) if bias is None else bias
+    bias = bias.masked_fill(make_mask(batch, causal), -torch.inf)
+    num_biases = bias.size(0) if bias.dim() == 4 else 1
+    learns_shared_bias = bias.requires_grad and p == 0 and num_biases == 1
+    if learns_shared_bias or drops_in_chunks:
+        bias = bias.expand(num_biases, q.size(1), batch.width, batch.width)
+        return biased_attention(q, k, v, bias, dropout if drops_in_chunks else None)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p)
 
 
 class _BiasedAttention(torch.autograd.Function):
     """Attention in chunks of sequences, with a gradient to the bias and dropout on weights.
 
-    Fused kernels have neither; without chunks several [b, h, t, t] would be kept.
+    Fused kernels have neither; without chunks several [b, h, t, t] would be kept. With * for
+    products element by element the function is
+
+        W = softmax(q k^T / sqrt(e) + bias)                   weights
+        D = W * kept * kept_scale                             weights after dropout
+        out = D v
+
+    and its gradients, with G the gradient to ``out``, are
+
+        to v          D^T G
+        to D          G v^T, and to W  (G v^T) * kept * kept_scale
+        to the bias   L = W * (gradient to W - s)             also that to q k^T / sqrt(e)
+        to q and k    L k / sqrt(e),  L^T q / sqrt(e)
+
+    where s is the sum over keys of W * (gradient to W), for each query. It equals the sum of
+    G * out over the e columns, which is cheaper.
     """
 
     @staticmethod
@@ -135,7 +155,7 @@ class _BiasedAttention(torch.autograd.Function):
         kept: Tensor | None,
         kept_scale: float,
     ) -> Tensor:
-        """Return (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v.
+        """Return D v = (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v.
 
         Args:
             ctx: torch's context of the function.
@@ -151,20 +171,19 @@ class _BiasedAttention(torch.autograd.Function):
         # only for a mask that requires no gradient
         q, k, v = (x.detach().contiguous() for x in (q, k, v))
 
-        bias, weights = bias.detach(), None
+        bias = bias.detach()
         if kept is None:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
             out, scaled_q = torch.empty_like(v), q * q.size(-1) ** -0.5
-            # slices of some sequences at a time; ``select_rows`` takes theirs of a bias
+            # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias
             for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
                 torch.matmul(weights * kept[rows], v[rows], out=out[rows])
             out.mul_(kept_scale)
 
-        if weights is not None and len(weights) < len(q):
-            weights = None  # those of several chunks are computed again
-        ctx.save_for_backward(q, k, v, bias, kept, out, weights)
+        # weights are not saved, which saves memory: ``backward`` computes them again
+        ctx.save_for_backward(q, k, v, bias, kept, out)
         ctx.kept_scale = kept_scale
         return out
 
@@ -173,18 +192,18 @@ class _BiasedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients to query, key, value and, if it is learned, to the bias.
 
-        Weights are computed again for a chunk of sequences at a time, so that no [b, h, t, t] of
-        the whole batch exists.
+        The formulas are those of the class. Weights are computed again for a chunk of sequences at
+        a time, so that no [b, h, t, t] of the whole batch exists.
 
         Args:
             ctx: torch's context with what ``forward`` has saved.
-            grad: [b, h, t, e] gradient to the output.
+            grad: [b, h, t, e] gradient G to the output.
 
         Returns:
             Three times [b, h, t, e], the bias's [1 or b, h, t, t] or None, and None for each
             further argument of ``forward``.
         """
-        q, k, v, bias, kept, out, all_weights = ctx.saved_tensors
+        q, k, v, bias, kept, out = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = None
         if ctx.needs_input_grad[3]:
@@ -194,28 +213,22 @@ class _BiasedAttention(torch.autograd.Function):
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()
         scaled_q = q * scale
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
-            # ``forward`` has saved the weights only if all were one chunk
-            weights = all_weights
-            if weights is None:
-                weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
+            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
+            chunk_grad = grad[rows]
+            weighted_sum = (chunk_grad * out[rows]).sum(-1, keepdim=True)  # s
 
-            # The gradient of a softmax w is w * (dw - sum(w * dw)). The sum over keys equals
-            # sum(grad_out * out) over the e columns, which is cheaper.
-            grad_out, used_weights, kept_weights = grad[rows], weights, None
-            weighted_sum = (grad_out * out[rows]).sum(-1, keepdim=True)
-            if kept is not None:
-                kept_weights = kept[rows].to(weights.dtype)
-                grad_out, used_weights = grad_out * ctx.kept_scale, weights * kept_weights
+            # to the values and to the weights W; ``kept_scale`` multiplies G, which is smaller
+            if kept is None:
+                torch.matmul(weights.mT, chunk_grad, out=grad_v[rows])
+                grad_weights = chunk_grad @ v[rows].mT
+            else:
+                chunk_grad = chunk_grad * ctx.kept_scale
+                is_kept = kept[rows].to(weights.dtype)
+                torch.matmul((weights * is_kept).mT, chunk_grad, out=grad_v[rows])
+                grad_weights = (chunk_grad @ v[rows].mT).mul_(is_kept)
 
-            # of the values, then of the logits before the softmax
-            torch.matmul(used_weights.mT, grad_out, out=grad_v[rows])
-            grad_logits = grad_out @ v[rows].mT
-            if kept_weights is not None:
-                grad_logits *= kept_weights
-            grad_logits -= weighted_sum
-            grad_logits *= weights
-
-            # of queries and keys, and of the bias
+            # to queries, keys and the bias
+            grad_logits = grad_weights.sub_(weighted_sum).mul_(weights)  # L
             torch.matmul(grad_logits, k[rows], out=grad_q[rows])
             torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
             if grad_bias is not None:
