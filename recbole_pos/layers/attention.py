@@ -60,20 +60,24 @@ class Dropout(nn.Module):
         return words.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
 
 
+def future_mask(t: int, device: torch.device) -> Tensor:
+    """Return [t, t] boolean, True where the key (column) is newer than the query (row)."""
+    return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
+
+
 def make_mask(batch: SequenceBatch, causal: bool) -> Tensor:
-    """Return which keys attention hides, True at those.
+    """Return which keys attention hides in blocks aligned at the start, True at those.
 
     Args:
-        batch: the histories, as blocks aligned at the start.
-        causal: whether keys (columns) that are newer than the query (row) are hidden. Padding is
-            newer than all interactions, so it needs no mask then; else it is what is hidden.
+        batch: the histories.
+        causal: whether keys that are newer than the query are hidden, padding among them, which
+            follows all interactions; otherwise only padding is.
 
     Returns:
         Bool: [t, t] if causal, else [b, 1, 1, t].
     """
     if causal:
-        t = batch.width
-        return torch.ones(t, t, dtype=torch.bool, device=batch.lengths.device).triu_(1)
+        return future_mask(batch.width, batch.lengths.device)
     return batch.padding[:, None, None]
 
 

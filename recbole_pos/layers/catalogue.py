@@ -100,41 +100,44 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
 def score_and_rank(
     scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores of some items of every row, and their ranks among all ranked items.
+    """Return the scores of given items for every history, and their ranks among all ranked items.
 
-    A row is a history. ``score_parts`` scores the ranked items part by part, here once for the
-    scores that are asked and once more to count how many items have higher ones, so that the scores
-    of all items are never held at once.
+    ``score_parts`` scores all ranked items, a part at a time, so that the scores of all are never
+    held at once. That is done twice: to find the scores of the given items, and to count how many
+    items have higher ones.
 
     Args:
         scores: function of ids [c] that returns the scores [rows, c], a row for each history.
         choice: the items to rank, and what is added to their scores.
-        ids: [rows, k] items whose ranks are asked; one that is not ranked, such as 0, has the
-            score NaN.
+        ids: [rows, k] given items of each history. One that is not among the items to rank, such
+            as 0, has the score NaN, and its rank means nothing.
         barred: [p] rows and [p] ids of the pairs to exclude, or None.
 
     Returns:
         Scores [rows, k], and int64 ranks [rows, k]: 1 for the best item, and of two equal scores
         the lower id first.
     """
-    column = choice.find_columns(ids)
+    column = choice.find_columns(ids)  # of each given item among the ranked ones, or -1
     id_scores = torch.full(ids.shape, torch.nan)
 
-    # first their scores, each from the part of the catalogue that has the item
+    # first their scores, each from the part that has the item
     start = 0
     for items, part_scores in score_parts(scores, choice, barred):
-        in_part = (column >= start) & (column < start + len(items))
-        score = part_scores.gather(1, (column - start).clamp(0, len(items) - 1))
-        id_scores = torch.where(in_part, score, id_scores.to(score))
+        place = column - start  # in this part, if it is one of 0 to len(items) - 1
+        in_part = (place >= 0) & (place < len(items))
+        # ``clamp`` lets ``gather`` read some score for items of other parts, which is not used
+        found = part_scores.gather(1, place.clamp(0, len(items) - 1))
+        id_scores = torch.where(in_part, found, id_scores.to(found))
         start += len(items)
 
-    # then their ranks, which are one more than the number of items before
+    # then their ranks, one more than the number of items with higher scores, or lower ids if equal
     ranks = torch.ones_like(ids)
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
             score, item = id_scores[:, k, None], ids[:, k, None]
-            # not ``>``, by which NaN would have the best rank
-            is_before = ~(part_scores <= score) | ((part_scores == score) & (items < item))
+            # Not ``>``, which is false for NaN: an item with the score NaN would get rank 1.
+            is_higher = ~(part_scores <= score)
+            is_before = is_higher | ((part_scores == score) & (items < item))
             ranks[:, k] += is_before.sum(1)
     return id_scores, ranks
 
@@ -163,23 +166,23 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
     """Check what ``full_sort_predict`` of a model has returned, and return it as a matrix.
 
+    Some of RecBole's models return one dimension: the scores of the first history, then those of
+    the second one, and so on.
+
     Args:
-        scores: the result; RecBole's models may give one dimension, row after row.
+        scores: the result.
         num_rows, num_items: number of histories and of items, padding included.
         model: the model, for the message.
 
     Returns:
-        Scores [rows, items].
+        Scores [num_rows, num_items].
 
     Raises:
-        UsageError: if a custom model gives anything else; another order of numbers would be ranked
-            as if they were scores.
+        UsageError: if a custom model returns anything but such scores.
     """
+    if isinstance(scores, Tensor) and scores.shape == (num_rows * num_items,):
+        scores = scores.view(num_rows, num_items)
     shape = num_rows, num_items
-    if isinstance(scores, Tensor) and scores.numel() == num_rows * num_items:
-        # numbers of other histories first would be mistaken for scores: the rows must be first
-        if scores.dim() == 1 or len(scores) == num_rows:
-            scores = scores.reshape(shape)
     return require_result(scores, torch.float64, shape, model, "full_sort_predict")
 
 

@@ -63,16 +63,18 @@ class TokenField(nn.Module):
 
 
 class PeriodicField(nn.Module):
-    """A number as W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k), with k learned frequencies c_l.
+    """Embeds a number as W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k) + b.
 
-    z is the number standardized by the mean and the deviation of ``numbers``.
+    z is the number, less the mean and divided by the deviation of ``numbers``. c_1 to c_k are
+    learned frequencies, with k = ``FREQUENCIES``, and W and b those of a linear layer.
 
     Reference:
         Yury Gorishniy, Ivan Rubachev, Artem Babenko. "On Embeddings for Numerical Features in
         Tabular Deep Learning." NeurIPS 2022, section 3.2.
 
     Args:
-        numbers: [n] finite numbers to fit; empty if a checkpoint gives their mean and deviation.
+        numbers: [n] finite numbers of the training part; empty if a checkpoint gives their mean and
+            deviation.
         size: d.
     """
 
@@ -80,29 +82,26 @@ class PeriodicField(nn.Module):
     scale: Tensor
 
     def __init__(self, numbers: np.ndarray, size: int) -> None:
-        """Measure mean and deviation of the numbers, and create the parameters c [k] and W [d, 2k].
+        """Measure mean and deviation of the numbers, and create the parameters c, W and b.
 
         Args:
-            numbers: [n] finite numbers to fit. Without any, mean and deviation are 0 and 1 until a
+            numbers: [n] finite numbers. Without any, mean and deviation are 0 and 1 until a
                 checkpoint overwrites them.
-            size: d.
+            size: d, the size of a vector.
         """
         super().__init__()
-        scale = [0.0, 1.0]
+        scale = [0.0, 1.0]  # mean and deviation
         if len(numbers):
             scale = [numbers.mean(), numbers.std() or 1.0]  # 1.0: all numbers are equal
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
-        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))  # c; k is ``FREQUENCIES``
-        self.linear = nn.Linear(2 * FREQUENCIES, size)  # W
+        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))  # c
+        self.linear = nn.Linear(2 * FREQUENCIES, size)  # W [d, 2k] and b [d]
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the vectors W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k) of numbers.
-
-        z is the standardised number, and c_l are k learned frequencies (Gorishniy et al., NeurIPS
-        2022).
+        """Return the vectors W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k) + b of numbers.
 
         Args:
-            values: [m] numbers, NaN where missing.
+            values: [m] numbers before they are standardised to z, NaN where missing.
 
         Returns:
             [m, d], zero for a missing number.
@@ -137,10 +136,10 @@ class FeatureFusion(nn.Module):
 class EventFeatures(nn.Module):
     """Join the fields of interactions and of their users with the items' vectors.
 
-    Args:
-        events, users: embedding of each field, by its name.
-        size: d.
-        fusion: see :class:`FeatureFusion`.
+    Attributes:
+        events, users: names of the fields of interactions and of users.
+        fields: modules that embed them, those of ``events`` first, in the order of the names.
+        fusion: what joins the vectors of an interaction.
     """
 
     def __init__(
@@ -150,28 +149,31 @@ class EventFeatures(nn.Module):
         size: int,
         fusion: str,
     ) -> None:
-        """Keep the embeddings, those of interactions before those of users.
+        """Keep the modules that embed the fields.
 
         Args:
             events, users: module that embeds each field of interactions and of users, by its name.
             size: d, size of all vectors.
-            fusion: how they are joined: ``sum`` or ``concat_mlp``.
+            fusion: how they are joined: ``sum`` or ``concat_mlp``, see :class:`FeatureFusion`.
         """
         super().__init__()
-        self.events, self.users = list(events), list(users)  # names of the fields
+        self.events, self.users = list(events), list(users)
         self.fields = nn.ModuleList([*events.values(), *users.values()])
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
     def by_table(self) -> dict[str, dict[str, Any]]:
-        """Return the embedding modules by name of the field, for the two tables of a history.
+        """Return the module that embeds each field, by the field's name, for two tables.
+
+        The table ``events`` has the fields of interactions, the table ``user`` those of users.
 
         Returns:
-            {"events": {field of interactions: module}, "user": {field of users: module}}.
+            {"events": {name: module, ...}, "user": {name: module, ...}}.
         """
-        fields, num_events = list(self.fields), len(self.events)
-        events = dict(zip(self.events, fields[:num_events], strict=True))
-        users = dict(zip(self.users, fields[num_events:], strict=True))
-        return {"events": events, "user": users}
+        by_name = dict(zip([*self.events, *self.users], self.fields, strict=True))
+        return {
+            "events": {name: by_name[name] for name in self.events},
+            "user": {name: by_name[name] for name in self.users},
+        }
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Join item vectors with the fields of the interactions and of their users.

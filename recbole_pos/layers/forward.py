@@ -240,17 +240,17 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Let the position scheme change query, key and value, and pad them for dot products.
 
-        A position scheme is a module that changes attention by the order or the times of
-        interactions. Padding makes blocks with a row for each history of the values of all m
-        interactions.
+        The position scheme is a module that brings order and times into attention. It may rotate
+        query and key (written R q and R k), mix the keys of a history with older ones (U^T k), mix
+        its values with older ones (L v), and give a bias. By default it changes nothing.
 
         Args:
             query, key, value: [m, h, e] each, history after history without padding.
-            batch: the histories.
+            batch: the histories, b in number, the longest with t interactions.
 
         Returns:
-            R q, U^T (R k) and L v, [b, h, t, e] each and aligned at the start, and the bias to add
-            to the logits, or None. R rotates, U and L mix with older interactions.
+            R q, U^T (R k) and L v, each as a block [b, h, t, e] with a history in each row and
+            zeros behind it; and the bias to add to the logits, or None.
         """
         position = self.position
         query, key = position.rotate(query, key, batch)

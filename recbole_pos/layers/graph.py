@@ -48,19 +48,16 @@ class SessionGraph:
         Returns:
             The graphs, with all nodes of a session one after the other.
         """
-        # sort interactions by session and item, so that those of a node stand together
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
-        # session and item as one number
-        code = events.row * (items.max() + 1) + items
-        key, order = code.sort(stable=True)
-        is_new = torch.ones_like(key, dtype=torch.bool)
-        torch.ne(key[1:], key[:-1], out=is_new[1:])
+        # Sort interactions by session and item, made into one number. Those of a node then stand
+        # together, the oldest first.
+        key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
+        _, node, count = torch.unique_consecutive(key, return_inverse=True, return_counts=True)
 
         # the node of each interaction, and the first and last interaction of each node
-        alias = torch.empty_like(order).index_copy_(0, order, is_new.cumsum(0) - 1)
-        start = is_new.nonzero().squeeze(1)  # the first appearance of each node, in sorted order
-        count = torch.diff(start, append=start.new_tensor([order.numel()]))
+        alias = torch.empty_like(order).index_copy_(0, order, node)
+        start = count.cumsum(0) - count  # of the node's interactions in ``order``
         first, last = order[start], order[start + count - 1]
 
         # the number of nodes of each session
@@ -106,27 +103,40 @@ class SessionGraph:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Nodes that send to every node of their session. Built with :meth:`build`."""
+    """Nodes that send messages to every node of their session. Built with :meth:`build`.
 
-    node: Tensor  # [a] int64, of the k nodes
-    into: Tensor  # [a] bool, in N_in of every node: the first item and repeated ones
-    out: Tensor  # [a] bool, in N_out of every node: the last item and repeated ones
-    distance: Tensor  # [a, n] int64, to the nodes of its session; 0 for itself and at padding
+    Attributes:
+        node: [a] int64 index of each anchor among the k nodes of the batch.
+        into: [a] bool, whether it sends as if it stood before every node, as one of N_in.
+        out: [a] bool, whether it sends as if it stood after every node, as one of N_out.
+        distance: [a, n] int64 steps to each node of its session; 0 to itself and at padding.
+    """
+
+    node: Tensor
+    into: Tensor
+    out: Tensor
+    distance: Tensor
 
     @classmethod
     def build(cls, graph: SessionGraph) -> Anchors:
         """Find the anchors of every session, the nodes that send to all others (PosRec, 4.3.2).
 
-        A node is a distinct item of a session. The first item and repeated ones send to every node
-        as if they stood before it, the last item and repeated ones as if they stood after it. A
-        node may be an anchor of both kinds; ``into`` and ``out`` say of which.
+        A node is a distinct item of a session, and receives messages from nodes before it (N_in)
+        and after it (N_out). The node of the first item is in N_in of every node, that of the last
+        item in N_out, and that of an item which occurs several times in both. Of the session 7, 4,
+        7, 5 the anchors are 7, in both, and 5, in N_out.
 
         Args:
             graph: graphs of b sessions, with k nodes in all.
+
+        Returns:
+            The anchors of all sessions.
         """
+        # of each node, whether it is in N_in and in N_out of the others
         is_repeated = graph.count > 1
         into = is_repeated.index_fill(0, graph.first_node, True)
         out = is_repeated.index_fill(0, graph.last_node, True)
+
         node = (into | out).nonzero().squeeze(1)
         return cls(node, into[node], out[node], count_distances(graph, node))
 
@@ -178,13 +188,13 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
 def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None) -> Tensor:
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
-    A node receives messages from the nodes before it (N_in) and after it (N_out) in the session,
-    weighted by edges, and from anchors: first, last and repeated items, which send to all nodes.
+    A node receives messages from nodes before it (N_in) and after it (N_out) in the session. By an
+    edge from i to j node j receives from i by N_in, and i from j by N_out, with the edge's weight.
+    Anchors (:class:`Anchors`) send to all nodes of the session, weighted by the distance.
 
-    The paper (Qiu et al., TOIS 2021) adds anchors to the neighbours of every node, "the distance"
-    being the weight between an anchor and other nodes. It does not say what an anchor sends to
-    itself, or to a neighbour by an edge. Here such a neighbour receives the distance, not the edge.
-    An anchor sends itself what an edge from the node to itself would, mostly nothing.
+    The paper (Qiu et al., TOIS 2021) does not say what an anchor sends to a node that also has an
+    edge from it: here the distance, not the edge's weight. Nor does it say what an anchor sends to
+    itself: here the weight of its edge to itself, mostly 0.
 
     Args:
         graph: graphs of b sessions.
@@ -194,17 +204,18 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
-    # by N_in to node i from node j by the edge from j to i, by N_out by that from i to j
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
     if anchors is None:
         return weights
 
-    # what each of the a anchors sends to the nodes of its session: by distance, where it has one
-    row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
+    # the session of each of the a anchors, and its index among the nodes of the session
+    session, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
+    # The distances [a, 2, n] by which it sends, by N_in and by N_out. They are 0 where it is in the
+    # other one only, and to itself: there the edge is kept.
     is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
-    distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)  # [a, 2, n]
-    sending = weights.transpose(2, 3)  # [b, 2, from, to], a view: written in place in ``weights``
-    sending[row, :, index] = torch.where(distance > 0, distance, sending[row, :, index])
+    distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
+    of_edges = weights[session, :, :, index]  # what it sends by edges, [a, 2, n]
+    weights[session, :, :, index] = torch.where(distance > 0, distance, of_edges)
     return weights
 
 
@@ -235,10 +246,11 @@ class PGGNN(nn.Module):
         Returns:
             [k, d] states x'_t = GRU(x_t, m_t).
         """
-        # sum first, then the product, so that padding is never multiplied with W
-        sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
-        sums = nodes.unpad(sums.unflatten(1, (2, -1)).transpose(1, 2), "start")  # [k, 2, d]
-        message = torch.cat((self.into(sums[:, 0]), self.out(sums[:, 1])), 1)
+        # Sum the states of neighbours first, and multiply by W afterwards, so that padding is never
+        # multiplied. One product gives both sums: the weights of N_in stand above those of N_out.
+        sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, n] @ [b, n, d]
+        sums_in, sums_out = (nodes.unpad(half, "start") for half in sums.chunk(2, 1))  # [k, d]
+        message = torch.cat((self.into(sums_in), self.out(sums_out)), 1)
         return self.gru(message, x)
 
 

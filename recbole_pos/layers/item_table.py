@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 LARGE = 32 * 2**20  # bytes of a table: smaller blocks stay in the process when they are freed
 
-_kept: list[KeptGradient] = []
+_kept: list[KeptGradient] = []  # those of all ``kept_gradient`` blocks that are open
 
 
 class ItemTable(nn.Embedding):
@@ -145,32 +145,39 @@ class ItemTable(nn.Embedding):
 
 
 class KeptGradient:
-    """The dense ``grad`` of a table, kept from step to step and zero between them.
+    """A gradient of a table that is allocated once and written again in every step.
 
-    Args:
+    Torch adds the gradients of a step to ``weight.grad``, which is ``dense``. Between steps all of
+    ``dense`` is zero. To make it so only the rows that a step has touched are written.
+
+    Attributes:
         weight: [rows, d] the table.
         clears_all: whether to zero all rows, not only the touched ones. Gradient clipping needs it,
             which makes all rows NaN if one is.
+        dense: [rows, d] the gradient.
     """
 
     def __init__(self, weight: nn.Parameter, clears_all: bool) -> None:
         self.weight, self.clears_all = weight, clears_all
         self.dense = torch.zeros_like(weight, requires_grad=False)
-        self._touched: list[Tensor] = []
-        self._has_dense = False  # whether some gradient since ``clear`` was dense
+        self._touched: list[Tensor] = []  # rows of the sparse gradients since ``clear``
+        self._has_dense = False  # whether some gradient since ``clear`` was not sparse
 
     def note(self, grad: Tensor) -> None:
-        """Note the rows of a gradient before it is added; called by a hook of the table."""
+        """Note which rows a gradient has, so that ``clear`` can zero them.
+
+        Torch calls it, as a hook of the table, with each gradient before it is added.
+        """
         if grad.is_sparse:
             self._touched.append(grad._indices()[0])
         else:
             self._has_dense = True
 
     def clear(self) -> None:
-        """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters.
+        """Zero the gradient before a step, as an optimiser's ``zero_grad`` does for others.
 
-        Only rows that gradients have touched since the last call (``_touched``) are written, unless
-        one was dense (``_has_dense``) or all must be. The table's ``grad`` is then the kept one.
+        If all gradients since the last call were sparse, their rows are zeroed, else all rows. So
+        are all rows with ``clears_all``. ``weight.grad`` is set again, as ``zero_grad`` removes it.
         """
         if self.clears_all or self._has_dense:
             self.dense.zero_()
@@ -185,9 +192,9 @@ class KeptGradient:
 def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
     """Keep one dense gradient of a large table in a ``with`` block, instead of a new one each step.
 
-    Allocating and zeroing a gradient of the whole table takes longer than a step that touches few
-    rows. In the block ``weight.grad`` is the kept one, and lookups give sparse gradients of the
-    rows they touch, which torch adds to it; afterwards the table has no gradient.
+    A new gradient of the whole table is slower to allocate and zero than a step that touches few
+    rows. In the block ``weight.grad`` is the kept one, and functions that look up rows of the table
+    give sparse gradients, which torch adds to it. After the block the table has no gradient.
 
     Args:
         weight: [rows, d] the table.
@@ -197,10 +204,10 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
         The gradient; the training loop calls its ``clear`` before each step.
     """
     gradient = KeptGradient(weight, clears_all)
-    # torch calls ``note`` with each gradient before it is added: it notes the rows to zero later
-    hook = weight.register_hook(gradient.note)
     gradient.clear()  # sets ``weight.grad``
-    # lookups and losses give sparse gradients to the tables that are in this list
+    # torch calls ``note`` with each gradient of the table
+    hook = weight.register_hook(gradient.note)
+    # ``takes_rows`` looks into this list: it says for which tables gradients may be sparse
     _kept.append(gradient)
     try:
         yield gradient
@@ -211,10 +218,7 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
 
 
 def takes_rows(weight: Tensor) -> bool:
-    """Return whether the gradient of a table may be sparse, because a dense one is kept for it.
-
-    ``_kept`` has the gradients of all ``kept_gradient`` blocks that are open.
-    """
+    """Return whether the gradient of a table may be sparse, because a dense one is kept for it."""
     return any(x.weight is weight and weight.grad is x.dense for x in _kept)
 
 

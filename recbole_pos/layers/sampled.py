@@ -32,6 +32,7 @@ Reference:
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,13 +127,13 @@ class SampledLoss:
         Returns:
             Scalar.
         """
-        if self.loss_type == "in_batch":
-            distinct, repeats = targets.unique(return_counts=True)
-            # every group of positions has the same negatives
-            items = distinct.expand(_count_groups(targets, len(distinct)), -1)
-            log_repeats = repeats.double().log()
-            return self.compute(states, vectors, targets, items, log_repeats)
-        return self.compute(states, vectors, targets, self.sample(targets))
+        if self.loss_type != "in_batch":
+            return self.compute(states, vectors, targets, self.sample(targets))
+        distinct, repeats = targets.unique(return_counts=True)
+        # every group of positions has the same negatives, [groups, n]
+        items = distinct.expand(_count_groups(targets, len(distinct)), -1)
+        log_repeats = repeats.double().log()  # [n]
+        return self.compute(states, vectors, targets, items, log_repeats)
 
     def sample(self, targets: Tensor) -> Tensor:
         """Sample negative items with replacement by ``negative_sampler``.
@@ -188,31 +189,36 @@ class SampledLoss:
         Returns:
             Scalar.
         """
-        # ``target_terms`` [m] are 1 / (1 - q_t) if the loss is binary, else a of the softmax, whose
-        # b are ``shifts`` [groups, n], None for zeros
         beta: float | None = None
-        shifts: Tensor | None = None
+        negative_weight: Tensor | None = None
+        target_shift: Tensor | None = None  # a
+        negative_shift: Tensor | None = None  # b
         if self.loss_type in BINARY:
-            # of ``log_q``, which has all items, padding and the target are no negatives
-            rate = min(items.size(1) / max(len(self.log_q) - 2, 1), 1.0)
+            # the items that may be negatives: not padding, and not the target
+            num_candidates = max(len(self.log_q) - 2, 1)
+            rate = min(items.size(1) / num_candidates, 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
-            # expm1(log q) is q - 1; ``TINY`` against a division by zero
-            target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
+            # 1 / (1 - q_t), as expm1(log q) is q - 1; ``TINY`` against a division by zero
+            negative_weight = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
         else:
-            target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
+            target_shift, negative_shift = self._compute_shifts(targets, items, log_repeats)
 
-        # the rows of the item table that the gradient has, and the places of the items among them
-        distinct = items if log_repeats is None else items[0]  # with in_batch groups are equal
+        # The rows of the item table that the gradient has, and the indices of targets and negatives
+        # among them. With in_batch all groups have the same negatives: one is enough.
+        distinct = items if log_repeats is None else items[0]
         rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
-        row_indices = rows, target_index, item_index.expand_as(items)
+        item_index = item_index.expand_as(items)
 
-        # ``_SharedNegatives`` computes the loss, and its gradients at once,
-        # in the type of the item vectors, even under automatic mixed precision
+        # all in the type of the item vectors, also under automatic mixed precision
         with torch.autocast(states.device.type, enabled=False):
-            states, target_terms = states.to(vectors.dtype), target_terms.to(vectors.dtype)
-            shifts = None if shifts is None else shifts.to(vectors.dtype)
+            states, negative_weight, target_shift, negative_shift = (
+                x if x is None else x.to(vectors.dtype)
+                for x in (states, negative_weight, target_shift, negative_shift)
+            )
+            # the loss, and its gradients at once
             return _SharedNegatives.apply(
-                states, vectors, targets, items, target_terms, shifts, beta, *row_indices
+                *(states, vectors, targets, items, beta, negative_weight),
+                *(target_shift, negative_shift, rows, target_index, item_index),
             )
 
     def _compute_shifts(
@@ -252,13 +258,20 @@ class SampledLoss:
         return target_shift, shifts
 
 
-def _count_groups(targets: Tensor, n: int) -> int:
-    """Return the number of groups of n positions; a large n has smaller groups to save memory.
+def _count_groups(targets: Tensor, num_negatives: int) -> int:
+    """Return how many groups the positions of a batch are split into; a group shares negatives.
 
-    Groups have at most so many positions that the logits of one, positions times n, have the size
-    of a chunk (``fixed_chunk_elements``), but not fewer than ``MIN_ROWS`` for that.
+    A group has as many positions as negatives, so that about as many items are sampled as there are
+    positions. If there are many negatives, groups have fewer positions, to save memory: only so
+    many that the logits of a group, positions times negatives, are one chunk
+    (``fixed_chunk_elements``), but always ``MIN_ROWS`` or more.
+
+    Args:
+        targets: [m] an item for each position.
+        num_negatives: number of negatives of a group.
     """
-    group_size = min(n, max(MIN_ROWS, fixed_chunk_elements(targets.device) // n))
+    positions_of_a_chunk = fixed_chunk_elements(targets.device) // num_negatives
+    group_size = min(num_negatives, max(MIN_ROWS, positions_of_a_chunk))
     return math.ceil(len(targets) / group_size)
 
 
@@ -285,45 +298,56 @@ class _SharedNegatives(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        states: Tensor,  # [m, d] states
-        vectors: Tensor,  # [items, d] item vectors
-        targets: Tensor,  # [m] items
-        items: Tensor,  # [groups, n] negatives
-        target_terms: Tensor,  # [m] shifts of targets' logits; with beta, weights of negatives
-        shifts: Tensor | None,  # [groups, n] of the negatives' logits
-        beta: float | None,  # weight of the target in a binary loss; None for a softmax
-        rows: Tensor | None,  # this and the next two: results of ``index_rows``
+        states: Tensor,
+        vectors: Tensor,
+        targets: Tensor,
+        items: Tensor,
+        beta: float | None,
+        negative_weight: Tensor | None,
+        target_shift: Tensor | None,
+        negative_shift: Tensor | None,
+        rows: Tensor | None,
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
         """Return the mean loss of targets against sampled negatives, and keep its gradients.
 
-        Groups of positions share n negatives. The loss is a softmax over the target and the
-        negatives, or binary (target against each negative) if ``beta`` is a number. Gradients are
-        computed here, while the logits of a chunk of groups exist.
+        Positions are split into groups, which share n negatives each. The loss is binary (the
+        target against each negative) if ``beta`` is a number, else a softmax over the target and
+        the negatives. Gradients are computed here, while the logits of a chunk of groups exist.
 
         Args:
-            states, vectors, targets, items: see :meth:`SampledLoss.compute`.
-            target_terms: [m] added to the targets' logits or, with beta, the weights of negatives.
-            shifts: [groups, n] added to the negatives' logits, or None.
-            beta: factor of the target's term in a binary loss; None for a softmax.
+            ctx: torch's context of the function.
+            states: [m, d] state of each position.
+            vectors: [items, d] item vectors.
+            targets: [m] int64 item of each position.
+            items: [groups, n] int64 negatives of each group.
+            beta: weight of the target in a binary loss; None for a softmax.
+            negative_weight: [m] weight of a position's negatives in a binary loss, else None.
+            target_shift: [m] what is added to the targets' logits in a softmax, else None.
+            negative_shift: [groups, n] what is added to those of negatives, or None.
             rows, target_index, item_index: the rows of the item table that the gradient has, and
-                the places of targets and negatives among them.
+                the indices of targets and negatives among them; see ``index_rows``.
 
         Returns:
             Scalar.
         """
-        # put the positions into groups: state, target, its logit and its term, [groups, size, ...]
+        target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
+        target_logits = (states * target_vectors).sum(1)
+        if target_shift is not None:
+            target_logits = target_logits + target_shift
+
+        # put the positions into groups, [groups, size, ...]
         m = len(states)
         num_groups, n = items.shape
         size = math.ceil(m / num_groups)
-        target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
-        per_position = states, targets, (states * target_vectors).sum(1), target_terms
-        grouped_states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
-
+        split = functools.partial(_split, num_groups=num_groups, size=size)
+        states_of, target_of, logit_of = split(states), split(targets), split(target_logits)
+        negative_weight_of = None if negative_weight is None else split(negative_weight)
         # a position counts 1 / m, and 0 where a group is filled up
-        mean_weight = _split(torch.full_like(states[:, 0], 1 / m), num_groups, size)
-        grad_logit, grad_grouped = torch.empty_like(logit), torch.empty_like(grouped_states)
+        mean_weight = split(torch.full_like(states[:, 0], 1 / m))
+
+        grad_logit, grad_states = torch.empty_like(logit_of), torch.empty_like(states_of)
         grad_vectors: Tensor | None = None
         if ctx.needs_input_grad[1]:
             num_rows = len(vectors if rows is None else rows)
@@ -331,83 +355,90 @@ class _SharedNegatives(EarlyGradients):
 
         total = torch.zeros((), dtype=torch.float64, device=states.device)
         for chunk in iterate_chunks(num_groups, size * n, states.device):
-            columns = F.embedding(items[chunk], vectors)
-            z = grouped_states[chunk] @ columns.mT  # [groups, size, n] logits of negatives
-            if shifts is not None:
-                z += shifts[chunk, None]
+            negatives = F.embedding(items[chunk], vectors)  # [groups, n, d]
+            logits = states_of[chunk] @ negatives.mT  # [groups, size, n]
+            if negative_shift is not None:
+                logits += negative_shift[chunk, None]
             # a negative that is the target of a position is left out for it
-            z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
+            is_target = items[chunk, None] == target_of[chunk, :, None]
+            logits.masked_fill_(is_target, -torch.inf)
 
-            # the losses; z is overwritten with their gradient to it
-            target_columns = logit[chunk], terms[chunk], mean_weight[chunk]
-            if beta is None:
-                losses, grad_logit[chunk] = _softmax_loss(z, *target_columns)
+            # the losses; the logits are overwritten with the gradient to them
+            target_logit, weight = logit_of[chunk], mean_weight[chunk]
+            if beta is None or negative_weight_of is None:
+                losses, grad_logit[chunk] = _softmax_loss(logits, target_logit, weight)
             else:
-                losses, grad_logit[chunk] = _binary_loss(z, *target_columns, beta)
+                losses, grad_logit[chunk] = _binary_loss(
+                    logits, target_logit, weight, beta, negative_weight_of[chunk]
+                )
             total += losses.sum(dtype=torch.float64)
+            grad_logits = logits
 
             # from the logits of negatives to the states and to the vectors of negatives
-            torch.bmm(z, columns, out=grad_grouped[chunk])
+            torch.bmm(grad_logits, negatives, out=grad_states[chunk])
             if grad_vectors is not None:
-                negative_rows = item_index[chunk].flatten()
-                products = z.mT @ grouped_states[chunk]
-                grad_vectors.index_add_(0, negative_rows, products.flatten(0, 1))
+                products = grad_logits.mT @ states_of[chunk]
+                grad_vectors.index_add_(0, item_index[chunk].flatten(), products.flatten(0, 1))
 
-        # back from groups to positions, and the gradients from the logits of targets
-        grad_states = grad_grouped.transpose(0, 1).flatten(0, 1)[:m]
-        scale = grad_logit.t().flatten()[:m, None]
+        # back from groups to positions, [m, ...]: the inverse of ``_split``
+        grad_states = grad_states.transpose(0, 1).flatten(0, 1)[:m]
+        grad_target = grad_logit.t().flatten()[:m, None]
+        # from the logits of targets to their vectors and to the states
         if grad_vectors is not None:
-            grad_vectors.index_add_(0, target_index, scale * states)
-        grad_states = grad_states.addcmul(scale, target_vectors)
+            grad_vectors.index_add_(0, target_index, grad_target * states)
+        grad_states = grad_states.addcmul(grad_target, target_vectors)
         EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
         return total.to(states.dtype)
 
 
-def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax loss of each position against its negatives, and its gradient.
+def _softmax_loss(logits: Tensor, target_logit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss -log softmax of each target against n negatives, and its gradient.
+
+    With Z = e^target_logit + sum_j e^logits_j it is log Z - target_logit. Its gradient to logits_j
+    is e^logits_j / Z, and that to target_logit is -(sum_j e^logits_j) / Z.
 
     Args:
-        z: [c, g, n] logits of the n negatives of g positions in c groups. It is overwritten with
-            the gradient of the losses to it.
-        logit: [c, g] logit of the target of each position.
-        shift: [c, g] what is added to it.
+        logits: [c, g, n] those of the negatives of g positions in each of c groups; they are
+            overwritten with the gradient to them.
+        target_logit: [c, g] logit of the target of each position.
         weight: [c, g] factor of the loss of each position, 1 / m for a mean over m.
 
     Returns:
-        The losses -weight log softmax of the target, and their gradients to ``logit``, [c, g] each.
+        The weighted losses, and their gradients to ``target_logit``, [c, g] each.
     """
-    # exponentials below 1, so that none overflows
-    logit = logit + shift
-    highest = torch.maximum(z.amax(2), logit)
-    z.sub_(highest[..., None]).exp_()
-    negatives = z.sum(2)
-    total = negatives + (logit - highest).exp()
+    # all exponentials are divided by the highest, so that none overflows
+    highest = torch.maximum(logits.amax(2), target_logit)
+    exponentials = logits.sub_(highest[..., None]).exp_()
+    negative_sum = exponentials.sum(2)
+    total = negative_sum + (target_logit - highest).exp()  # Z / e^highest
 
-    # the gradient to a negative is its probability; to the target it is its probability less 1
-    z.mul_((weight / total)[..., None])
-    return (total.log() + highest - logit) * weight, -negatives / total * weight
+    exponentials.mul_((weight / total)[..., None])  # in place: the gradient to the logits
+    loss = (total.log() + highest - target_logit) * weight
+    return loss, -negative_sum / total * weight
 
 
 def _binary_loss(
-    z: Tensor, logit: Tensor, negative_weight: Tensor, weight: Tensor, beta: float
+    logits: Tensor, target_logit: Tensor, weight: Tensor, beta: float, negative_weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the binary loss of each position against its n negatives, and its gradient.
+    """Return the binary loss of each target against n negatives, and its gradient.
 
-    It is (-beta log sigma(logit) - negative_weight sum_j log sigma(-z_j)) / (n + 1) times weight.
+    The loss is -(beta log s(target_logit) + negative_weight sum_j log s(-logits_j)) / (n + 1),
+    where s is the sigmoid. As the derivative of log s(x) is s(-x), its gradient to logits_j is
+    negative_weight s(logits_j) / (n + 1), and to target_logit -beta s(-target_logit) / (n + 1).
 
     Args:
-        z: [c, g, n] logits of the negatives of g positions in c groups. It is overwritten with the
-            gradient of the losses to it.
-        logit: [c, g] logit of the target of each position.
-        negative_weight: [c, g] factor of the terms of negatives.
+        logits: [c, g, n] those of the negatives of g positions in each of c groups; they are
+            overwritten with the gradient to them.
+        target_logit: [c, g] logit of the target of each position.
         weight: [c, g] factor of the loss of each position, 1 / m for a mean over m.
         beta: factor of the term of the target: 1 for BCE, less for gBCE.
+        negative_weight: [c, g] factor of the terms of negatives.
 
     Returns:
-        The losses, and their gradients to ``logit``, [c, g] each.
+        The weighted losses, and their gradients to ``target_logit``, [c, g] each.
     """
-    weight = weight / (z.size(2) + 1)
-    negatives = F.logsigmoid(-z).sum(2) * negative_weight
-    loss = -(beta * F.logsigmoid(logit) + negatives) * weight
-    z.sigmoid_().mul_((weight * negative_weight)[..., None])
-    return loss, -beta * torch.sigmoid(-logit) * weight
+    weight = weight / (logits.size(2) + 1)
+    negative_terms = F.logsigmoid(-logits).sum(2) * negative_weight
+    loss = -(beta * F.logsigmoid(target_logit) + negative_terms) * weight
+    logits.sigmoid_().mul_((weight * negative_weight)[..., None])  # in place: their gradient
+    return loss, -beta * torch.sigmoid(-target_logit) * weight

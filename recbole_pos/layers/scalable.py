@@ -69,10 +69,10 @@ def scalable_cross_entropy(
 def bucket_cross_entropy(
     states: Tensor, vectors: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
 ) -> Tensor:
-    """Return the mean, over positions in a bucket, of their largest loss in any bucket.
+    """Return the mean loss of all positions that are in a bucket.
 
     The loss of a position in a bucket is -log softmax of its target among the target and the
-    bucket's other items.
+    bucket's other items. Of a position in several buckets the largest loss counts.
 
     Args:
         states: [m, d] states that predict.
@@ -89,8 +89,8 @@ def bucket_cross_entropy(
         states = states.to(vectors.dtype)
         positions = find_largest_products(buckets, states.detach(), size_x)
         items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1  # no padding
-        # the rows of the item table that the gradient has, and the places of the items among them;
-        # None for all rows
+        # The rows of the item table that the gradient has, those of these items, or None for all;
+        # and the indices of targets and items among them.
         rows, (target_index, item_index) = index_rows(vectors, targets, items)
         # computes the loss and its gradients in one pass
         return _BucketCrossEntropy.apply(
@@ -101,9 +101,10 @@ def bucket_cross_entropy(
 def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     """Find the k rows of a matrix with the largest products with each of n directions.
 
-    Products are computed for a chunk of rows at a time. Within a chunk they are compared in groups
-    of ``GROUP``: a group is skipped unless its maximum lies above the k-th best so far, which is
-    rare after the first chunk.
+    Products are computed for a chunk of rows at a time. A running top k keeps the best ones so far
+    of each direction; of a further chunk only the products above the k-th best matter, which are
+    few. To find them fast, the products are compared in groups of ``GROUP``: only groups whose
+    maximum is above the k-th best are looked at.
 
     Args:
         buckets: [n, d] directions.
@@ -114,14 +115,14 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
         [n, min(k, num_rows)] int64 indices of ``rows`` for each direction, in no order.
     """
     # A chunk has so many rows that its products, n for each, have ``fixed_chunk_elements`` numbers.
-    # Column c of a chunk belongs to group c modulo num_groups, so the columns of group g are
-    # g + offsets: with 3 groups, those of the first are 0, 3, 6, ...
+    # With 3 groups in a chunk, the columns of group 0 are 0, 3, 6, ..., those of group 1 are 1, 4,
+    # 7, ...: the group's number plus ``offsets``.
     n, num_rows = len(buckets), len(rows)
-    num_groups = max(1, fixed_chunk_elements(rows.device) // n // GROUP)  # of a chunk
+    num_groups = max(1, fixed_chunk_elements(rows.device) // n // GROUP)
     width = num_groups * GROUP
     offsets = torch.arange(0, width, num_groups, device=rows.device)
 
-    top = _RunningTopK(n, k, rows)  # the k best rows of each direction so far
+    top = _RunningTopK(n, k, rows)
     buffer = rows.new_empty(n, min(width, num_rows))
     for start in range(0, num_rows, width):
         chunk = rows[start : start + width]
@@ -130,25 +131,39 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
             # fewer than k so far: all products are among the best
             top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
         elif len(chunk) < width:
-            # the last chunk, which has no whole groups
-            top.defer(top.select_above(products), start)
+            # the last chunk, which may have no whole groups
+            bucket, column = _find_above(products, top.least)
+            top.defer(bucket, products[bucket, column], start + column)
         else:
-            # the groups whose maximum is above the k-th best, then their members above it;
-            # ``defer`` keeps these, to be merged into the best later
-            bucket, group, _ = top.select_above(products.view(n, GROUP, num_groups).amax(1))
-            columns = group[:, None] + offsets
-            top.defer(top.select_above(products, bucket[:, None], columns), start)
+            # the c groups, each of a bucket, whose maximum is above the k-th best
+            maxima = products.view(n, GROUP, num_groups).amax(1)  # [n, num_groups]
+            bucket, group = _find_above(maxima, top.least)
+            columns = group[:, None] + offsets  # [c, GROUP]
+            members = products[bucket[:, None], columns]
+
+            # the members of these groups that are
+            index, member = _find_above(members, top.least[bucket])
+            top.defer(bucket[index], members[index, member], start + columns[index, member])
     return top.merge_deferred()
 
 
+def _find_above(values: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and column, [found] each, of the values [c, g] above ``least`` [c, 1]."""
+    # Not ``>``: every comparison with NaN is false, so ``not <=`` finds NaN, too. Then it shows in
+    # the loss instead of being passed over.
+    row, column = (values <= least).logical_not_().nonzero(as_tuple=True)
+    return row, column
+
+
 class _RunningTopK:
-    """The k largest products of n buckets so far, and candidates that are not yet merged.
+    """The k largest products of n buckets so far, and others that are merged with them later.
 
     Attributes:
         k: how many products to keep of each bucket.
         best, index: [n, up to k] the largest products so far, and the rows that they belong to.
-        deferred: buckets, products and rows of candidates, [c] each, to be merged later.
         least: [n, 1] the smallest of ``best``; set by the first :meth:`merge`.
+        deferred: candidates, products that may be among the k largest: for each chunk their
+            buckets, values and rows, [c] each.
     """
 
     def __init__(self, n: int, k: int, like: Tensor) -> None:
@@ -157,69 +172,44 @@ class _RunningTopK:
         self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
         self.deferred: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def select_above(
-        self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the products that are above the k-th best of their bucket so far (``least``).
-
-        Only these may be among the k best in the end, so all others are left out of sorting.
-
-        Args:
-            products: [n, columns] of n buckets.
-            bucket, column: [c, 1] and [c, g], to compare only ``products[bucket, column]``; None
-                to compare all.
-
-        Returns:
-            Bucket, column and value of each of these candidates, [candidates] each.
-        """
-        # Not ``>``: every comparison with NaN is false, so ``not <=`` makes NaN a candidate, and it
-        # shows in the loss instead of being passed over.
-        if bucket is None or column is None:
-            buckets, columns = (products <= self.least).logical_not_().nonzero(as_tuple=True)
-        else:
-            is_above = (products[bucket, column] <= self.least[bucket[:, 0]]).logical_not_()
-            group, member = is_above.nonzero(as_tuple=True)
-            buckets, columns = bucket[group, 0], column[group, member]
-        return buckets, columns, products[buckets, columns]
-
-    def defer(self, candidates: tuple[Tensor, Tensor, Tensor], start: int) -> None:
+    def defer(self, bucket: Tensor, value: Tensor, row: Tensor) -> None:
         """Keep candidates for later, and merge them all if they outnumber the best.
 
-        Candidates are products that may be among the k best of their bucket. Merging sorts, which
-        takes less time for many at once than for the few of each chunk.
+        Merging sorts, which takes less time for many at once than for the few of each chunk.
 
         Args:
-            candidates: [c] bucket of each candidate, its column in a chunk of products, and the
-                product.
-            start: row of the chunk's first column.
+            bucket, value, row: [c] bucket, product and row of each candidate.
         """
-        bucket, column, value = candidates
-        self.deferred.append((bucket, value, column + start))
+        self.deferred.append((bucket, value, row))
         if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
             self.merge_deferred()
 
     def merge_deferred(self) -> Tensor:
-        """Merge all deferred candidates into the best, and return the rows of the best products.
+        """Merge all deferred candidates into ``best`` and ``index``, and return ``index``.
+
+        For :meth:`merge` the candidates of each bucket become a row of a matrix, filled up with
+        -inf. For example, the values 5, 6, 7 of the buckets 0, 0, 2 become [5, 6], [-inf, -inf] and
+        [7, -inf].
 
         Returns:
-            [n, k] int64 rows, in no order.
+            [n, k] int64 rows of the best products, in no order.
         """
         if self.deferred:
-            # the candidates of all chunks: their buckets, products and rows, a tensor each
-            bucket, value, index = map(torch.cat, zip(*self.deferred, strict=True))
+            # the candidates of all chunks, those of a bucket together
+            bucket, value, row = map(torch.cat, zip(*self.deferred, strict=True))
+            order = bucket.argsort(stable=True)
+            bucket, value, row = bucket[order], value[order], row[order]
             self.deferred = []
 
-            # The candidates of each bucket become a row of a matrix, padded by products of -inf:
-            # buckets 0, 0, 2 with the values 5, 6, 7 are [5, 6], [-inf, -inf] and [7, -inf].
-            order = bucket.argsort(stable=True)
-            bucket, value, index = bucket[order], value[order], index[order]
+            # their columns in the matrix count from 0 in each bucket: 0, 1, 0 in the example
             counts = bucket.bincount(minlength=len(self.best))
             first = counts.cumsum(0) - counts
             column = torch.arange(len(bucket), device=bucket.device) - first[bucket]
+
             products = value.new_full((len(counts), int(counts.amax())), -torch.inf)
             products[bucket, column] = value
-            rows = index.new_zeros(products.shape)
-            rows[bucket, column] = index
+            rows = row.new_zeros(products.shape)
+            rows[bucket, column] = row
             self.merge(products, rows)
         return self.index
 

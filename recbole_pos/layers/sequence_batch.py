@@ -130,6 +130,8 @@ class SequenceBatch:
         log_rows: [m] int64 row of each interaction in the dataset's log, or None.
         extras: what ``prepare`` of a model has computed of the batch on the host, as dataclasses
             and tuples of tensors; None before.
+        start: [b] float64 seconds from which ``elapsed`` counts; None for the time of the oldest
+            interaction of each history.
     """
 
     items: Tensor
@@ -143,6 +145,7 @@ class SequenceBatch:
     targets: Tensor | None = None
     log_rows: Tensor | None = None
     extras: Any = None
+    start: Tensor | None = None
 
     any_alignment: ClassVar[Alignment] = "start"  # the cheaper one, where a layer accepts both
 
@@ -218,35 +221,32 @@ class SequenceBatch:
 
     @lazy_attribute
     def elapsed(self) -> Tensor:
-        """[m] float64, seconds since the oldest interaction of the history.
+        """[m] float64, seconds since ``start``, by default the oldest interaction of the history.
 
         If they counted from a later one, rounding would let later times change earlier numbers.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
-        oldest = self.times[self.first]  # of each history
-        return self.times - oldest[self.row]
+        start = self.times[self.first] if self.start is None else self.start
+        return self.times - start[self.row]
 
     @lazy_attribute
     def request(self) -> SequenceBatch:
-        """The batch with the time of each interaction replaced by when the next item is requested.
+        """This batch with other times: when the item after each interaction is requested.
 
-        The state after interaction k answers the request at t_{k+1}, the time of the next
-        interaction, and the state after the newest one answers the request at ``at``: times 3, 8
-        and ``at`` 9 become 8, 9. ``elapsed`` still counts from the oldest interaction, at 3.
-        Without ``at`` the request is this batch itself.
+        The state after an interaction predicts the next item, which is requested at the time of the
+        next interaction, or at ``at`` after the newest one. A history with the times 3 and 8, whose
+        next item is requested at 9, gets the times 8 and 9. ``elapsed`` still counts from 3.
 
         Returns:
-            A batch with the times of requests.
+            The batch with the times of requests; this batch itself if it has no ``at``.
         """
         if self.at is None or self.times is None:
             return self
-        # each interaction gets the time of the next one, the newest of a history its ``at``
+        # ``roll`` moves the time of the next interaction to each one, and ``index_copy`` overwrites
+        # those of the newest ones, which would be times of the next history
         request_times = self.times.roll(-1).index_copy(0, self.last, self.at)
-        requests = replace(self, times=request_times, at=None)
-        oldest = self.times[self.first]  # of each history
-        requests.__dict__["elapsed"] = request_times - oldest[self.row]
-        return requests
+        return replace(self, times=request_times, at=None, start=self.times[self.first])
 
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return the value of ``compute``, which is called only the first time a ``key`` is asked.
@@ -354,10 +354,10 @@ class PaddedBatch(SequenceBatch):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedBatch:
-        """Return a batch of padded rows with a query after each one's newest interaction.
+        """Return a batch of padded histories, with a query after the newest interaction of each.
 
         Args:
-            items: [b, t] int64 items of the histories, padded with 0 on the right.
+            items: [b, t] int64 items of histories, oldest first, padded with 0 on the right.
             lengths: [b] int64 number of interactions of each history.
             max_length: n, the maximum length the model is built for.
             times: [b, t] seconds, or None.
@@ -365,25 +365,21 @@ class PaddedBatch(SequenceBatch):
             features: columns [b, t] or [b, t, s] of interactions and [b, ...] of users, or None.
 
         Returns:
-            The batch, in which padding counts as interactions.
+            The batch of all b * t columns, padding included, row after row.
         """
         b, t = items.shape
         features = features or Features()
 
         # These checks tell torch.export which sizes are equal; without them, and if they came
         # later, it would give the same size different symbols.
-        of_interactions = [*features.events.values()]
-        if times is not None:
-            of_interactions.append(times)
-        for column in of_interactions:
+        for column in (*features.events.values(), *([] if times is None else [times])):
             torch._check(column.size(0) == b)
             torch._check(column.size(1) == t)
-        for column in (lengths, *features.users.values()):
+        for column in (lengths, *features.users.values(), *([] if at is None else [at])):
             torch._check(column.size(0) == b)
-        if at is not None:
-            torch._check(at.size(0) == b)
 
-        # all columns of the block count as interactions, padding too
+        # the newest interaction of history i is column lengths[i] - 1 of the t columns of row i
+        newest = torch.arange(lengths.size(0), device=lengths.device) * t + lengths - 1
         return cls(
             items=items.reshape(b * t),
             lengths=lengths,
@@ -392,7 +388,7 @@ class PaddedBatch(SequenceBatch):
             times=None if times is None else times.reshape(b * t),
             at=at,
             features=features.map(lambda x: x.reshape(b * t, *x.shape[2:])),
-            queries=torch.arange(lengths.size(0), device=lengths.device) * t + lengths - 1,
+            queries=newest,
         )
 
     @property
@@ -434,9 +430,10 @@ class PaddedBatch(SequenceBatch):
         """Put values of padded rows into a block, with zeros at padding.
 
         Args:
-            x: [b * t, ...] values of all columns of the rows, padded on the right.
-            align: whether padding follows the interactions (``start``) or precedes them (``end``).
-                At the end the block has n columns, the maximum length, instead of t.
+            x: [b * t, ...] values of the t columns of each row, row after row, padded on the right.
+            align: ``start`` for a block with the same columns, in which padding stays behind the
+                interactions; ``end`` for a block of n columns, the maximum length, in which padding
+                stands before them.
             time_major: whether the block has a column for each history instead of a row.
 
         Returns:
@@ -444,28 +441,32 @@ class PaddedBatch(SequenceBatch):
         """
         b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
-            # the index of the interaction that each column takes, negative before the oldest one:
-            # 2 interactions in 4 columns have the indices -2, -1, 0, 1
+            # The index in its history of the interaction that each column takes, negative where the
+            # column is padding: a history of 2 interactions fills 4 columns with -2, -1, 0, 1.
             index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
             is_padding = index < 0
+            # ``first`` is where the history begins in x
             x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))
         block = x.view(b, width, *x.shape[1:])
         block = block.masked_fill(is_padding.view(b, width, *(1 for _ in block.shape[2:])), 0)
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Take the values of all columns out of a padded block: the inverse of :meth:`pad`.
+        """Take the values of the t columns of each row out of a block: the inverse of :meth:`pad`.
+
+        The values of padding are among them, since padding counts as interactions here.
 
         Args:
-            block: [b, t or n, ...], or time-major [t or n, b, ...], with t the width of the batch
-                and n the maximum length, which a block aligned at the end has.
+            block: [b, t, ...] aligned at the start, or [b, n, ...] aligned at the end, where n is
+                the maximum length; time-major [t or n, b, ...].
             align: whether padding follows the interactions (``start``) or precedes them (``end``).
             time_major: the order of the block's dimensions.
 
         Returns:
-            [b * t, ...], row after row, padding included.
+            [b * t, ...], row after row.
         """
         if time_major:
             block = block.transpose(0, 1)
         flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])
+        # ``slots`` says where each value is in the flattened block
         return flat if align == "start" else flat.index_select(0, self.slots(align))
