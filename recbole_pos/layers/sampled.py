@@ -207,19 +207,17 @@ class SampledLoss:
         # among them. With in_batch all groups have the same negatives: one is enough.
         distinct = items if log_repeats is None else items[0]
         rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
-        item_index = item_index.expand_as(items)
+        indices = rows, target_index, item_index.expand_as(items)
 
         # all in the type of the item vectors, also under automatic mixed precision
         with torch.autocast(states.device.type, enabled=False):
-            states, negative_weight, target_shift, negative_shift = (
+            states = states.to(vectors.dtype)
+            terms = [
                 x if x is None else x.to(vectors.dtype)
-                for x in (states, negative_weight, target_shift, negative_shift)
-            )
+                for x in (negative_weight, target_shift, negative_shift)
+            ]
             # the loss, and its gradients at once
-            return _SharedNegatives.apply(
-                *(states, vectors, targets, items, beta, negative_weight),
-                *(target_shift, negative_shift, rows, target_index, item_index),
-            )
+            return _SharedNegatives.apply(states, vectors, targets, items, beta, *terms, *indices)
 
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
