@@ -220,7 +220,7 @@ class DecoupledAttributes(AttentionPosition):
 
     def _split_heads(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Cut vectors [m, h e_f] of all interactions into heads of each history, [b, h, t, e_f]."""
-        heads = x.view(len(x), self.n_heads, -1)
+        heads = x.view(x.size(0), self.n_heads, -1)  # ``len`` would be a number when traced
         return batch.pad(heads, "start").transpose(1, 2)  # zeros follow shorter histories
 
     def _embed(self, batch: SequenceBatch) -> list[Tensor]:
