@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import recbole_pos
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.files import (
@@ -111,19 +110,3 @@ def test_a_folder_that_is_read_between_two_renames(tmp_path, monkeypatch) -> Non
         write_text(place / "part", "new")
     assert [p.name for p in tmp_path.iterdir()] == ["shop"]
     assert [(p.name, p.read_text()) for p in to.iterdir()] == [("part", "new")]
-
-
-def test_a_disk_without_any_room(tmp_path, disk_of) -> None:
-    """The error names a file, although the line of the lock has no room either."""
-    csv = tmp_path / "orders.csv"
-    csv.write_text("user,item,time\n" + "".join(f"u{n % 3},i{n % 4},{n}\n" for n in range(24)))
-    datasets = str(Path(__file__).parents[1] / "dataset")
-    import joblib  # noqa: F401  before it finds no room for its semaphores
-
-    disk_of(0)
-    with pytest.raises(StorageError, match=r"^cannot write .*run/config\.yaml: File too large"):
-        recbole_pos.run(
-            "Pop", "toyshop", data_path=datasets, run_dir=tmp_path / "run", verbose=False
-        )
-    with pytest.raises(StorageError, match=r"^cannot write .*shop\.yaml: File too large"):
-        recbole_pos.convert(csv, name="shop", date_format="s", data_path=tmp_path, verbose=False)

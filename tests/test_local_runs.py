@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import SMALL, wait
 
-EPOCHS = 12
+EPOCHS = 6
 SCRIPT = """
 import sys, recbole_pos
 compared = recbole_pos.compare(

@@ -130,7 +130,6 @@ def test_changed_attributes_are_refused(tmp_path: Path) -> None:
     "change",
     [
         {"user_id": "aaaabb"},  # only where a sequence ends
-        {"item_id": "yxyzxy"},  # the same numbers
         {"timestamp": [0.0, 1, 2, 3, 4, 6]},
         {"eval_args": {"split": {"GT": [0.5]}}},
     ],

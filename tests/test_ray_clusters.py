@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from recbole_pos.config.arguments import CompareArguments, require_shares
+from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.runs.cluster import choose_resources, count_concurrent_runs
 from recbole_pos.runs.worker import Resources
 
@@ -25,14 +25,6 @@ try:
     print("joined")
 except UsageError as error:
     print(error)
-"""
-NICENESS = """
-import os, sys
-import ray
-from recbole_pos.runs.cluster import connect, stop
-started = connect(None)
-print(os.nice(0), ray.get(ray.remote(lambda: os.nice(0)).remote()))
-stop(started)
 """
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -75,16 +67,6 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
             head.terminate()
 
 
-def test_workers_have_the_priority_of_the_command(tmp_path: Path) -> None:
-    """Ray gives its workers 15, and beside a busy process they get next to no time."""
-    env = environment(tmp_path)
-    del env["RAY_worker_niceness"]  # of conftest.py
-    command = [sys.executable, "-c", NICENESS]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    own, worker = map(int, done.stdout.split())
-    assert worker == own, done.stderr
-
-
 def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, refused) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -105,7 +87,6 @@ def node(cpus: int, gpus: int, alive: bool = True) -> dict[str, Any]:
 
 def test_one_gpu_a_training_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     default = CompareArguments()
-    require_shares(default)
     asked = default.cpus_per_trial, default.gpus_per_trial
     monkeypatch.setattr(ray, "nodes", lambda: [node(8, 0), node(4, 2)])
     assert choose_resources(*asked, uses_gpu=True) == Resources(1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from recbole.data.utils import create_samplers
 from recbole.trainer import Trainer
 from session_logs import CUT, session_log
 
-import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.recbole_view import read_view
 from recbole_pos.data.splits import TEST, TRAIN, VALID
@@ -77,7 +75,6 @@ def split_targets(made: Any) -> dict[str, list[tuple]]:
     ("log_of", "options"),
     [
         (late_log, {"split": {"GT": NUMBERS}, "target": "last", "cold_items": "drop"}),
-        (late_log, {"split": {"RS": [6, 2, 2]}, "target": "random"}),
         (session_log, CUT["eval_args"]),
     ],
 )
@@ -142,7 +139,6 @@ def trained_items(made: Any) -> set[int]:
     ("log_of", "model", "options"),
     [
         (late_log, "PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
-        (session_log, "FPARec", {"augmentation": "prefix"}),
         (late_log, "SASRec", {}),
         (session_log, "FPMC", {**POPULAR, "train_fraction": "1/2"}),
         (session_log, "Pop", {"train_neg_sample_args": None}),
@@ -162,17 +158,13 @@ def test_training_sees_nothing_that_is_held_out(
     assert made.loaders["train"].num_targets == (part == TRAIN).sum() - firsts
 
 
-@pytest.mark.parametrize("mode", ["valid_and_test", "test_only"])
-def test_leave_one_out_equals_recboles_general_loader(experiment, mode: str) -> None:
+def test_leave_one_out_equals_recboles_general_loader(experiment) -> None:
     """With the past masked: the results of RecBole's loader and trainer, where scores differ."""
-    made = experiment("BPR", eval_args={"split": {"LS": mode}}, repeated_targets="candidate")
+    made = experiment("BPR", repeated_targets="candidate")
     made.trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
     parts = read_view(made.config).build()
     samplers = create_samplers(made.config, parts[0], parts)
     for phase, part, sampler in list(zip(made.loaders, parts, samplers, strict=True))[1:]:
-        if made.loaders[phase] is None:
-            assert not len(part)
-            continue
         recboles = FullSortEvalDataLoader(made.config, part, sampler)
         assert not recboles.is_sequential
         want = Trainer(made.config, made.model).evaluate(recboles, load_best_model=False)
@@ -192,25 +184,6 @@ def test_only_models_that_sample_negatives_refuse_a_user_of_all_items(experiment
             assert experiment(model, **given).loaders["train"]._sampler is None
         with pytest.raises(UsageError, match="^train_neg_sample_args: a user has all items"):
             experiment("BPR", **given, **options)
-
-
-def test_a_run_says_what_was_split(late: str, tmp_path: Path, capsys) -> None:
-    frame, run = late_log(), tmp_path / "run"
-    first, last = np.quantile(frame.timestamp, NUMBERS).tolist()
-    options = {"data_path": late, "eval_args": GT, "epochs": 1}
-    result = recbole_pos.run("BPR", "tiny", None, options, run_dir=run)
-    split = json.loads((run / "result.json").read_text())["split"]
-    assert split["boundaries"] == [first, last] and split["target"] == "all"
-    assert split["events"]["test"] == int((frame.timestamp > last).sum())
-    assert split["targets"]["test"] == result.test_targets
-    assert "split GT at time " in capsys.readouterr().out
-    made = recbole_pos.load(run)
-    assert made.dataset.split.summary == result.split == split
-    assert dict(made.trainer.evaluate(made.loaders["test"], load_best_model=False)) == result.test
-    options = {**options, "eval_args": {"split": {"LS": "test_only"}}}
-    result = recbole_pos.run("Pop", "tiny", None, options, run_dir=tmp_path / "without")
-    assert result.valid_targets == 0 and result.best_valid is None and result.test
-    assert "no validation" in capsys.readouterr().out
 
 
 def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ WRONG_LINES = [
     ("u1\ti1\t5\tred", "4, expected 5"),
     ("u1\ti1\t5 o'clock\tred\t1", "timestamp .float."),
     ('u1\t"i"1\t5\tred\t1', "quotation mark"),
-    ("u1\ti1\tnan(5)\tred\t1", "'nan.5.'"),
     ("u1\ti1\t5\tred\t1 1e39", "size .float_seq."),
     ("u1\ti\0\t5\tred\t1", "a NUL byte"),
 ]
@@ -66,14 +65,11 @@ def test_the_first_wrong_line_is_named(tmp_path: Path, number: int, line: str, w
 
 
 NO_FILES: dict[str, tuple[str | bytes, str]] = {
-    "blank": ("\n \n\r\n", "is empty"),
     "no header": (FIRST, "line 1: cell 1 .*'u0'"),
     "no data": (HEAD + "\n\n  \n", "no line of data"),
-    "a column twice": (f"\ufeff{HEAD}\tuser_id:float\n{FIRST}\t1", "two columns .*'user_id'"),
     "no type": (HEAD.replace("item_id:token", "item_id"), "cell 2 .*'item_id'"),
     "empty name": ("\n \n" + HEAD + "\t\n", "line 3: cell 6 .*''"),
     "no item": (f"{HEAD}\n{FIRST}".replace("item_id", "what"), "expected item_id:token among"),
-    "time of text": (f"{HEAD}\n{FIRST}".replace("timestamp:float", "timestamp:token"), "TIME_F"),
     "utf-16": ("\n".join(LINES).encode("utf-16"), "line 1: .*is no UTF-8 text"),
     "cp1252": ("\n".join([*LINES, FIRST.replace("red", "größer")]).encode("cp1252"), "line 62: "),
 }
@@ -105,15 +101,6 @@ def test_other_separators_and_a_mark_of_byte_order(tmp_path: Path, separator: st
     assert set(table.device) == {f"u{separator}"} and table.user_id[8] == "u1"
     with pytest.raises(UsageError, match="field_separator"):
         load(tmp_path / "x.inter", field_separator="::")
-
-
-@pytest.mark.parametrize("quote", ["", '"'])
-def test_cells_longer_than_a_line_of_duckdb(tmp_path: Path, quote: str) -> None:
-    """And than the cells that csv reads by default."""
-    text = quote + "x" * (1 << 22) + quote
-    lines = [HEAD, FIRST.replace("u0", text), LINES[2]]
-    (tmp_path / "x.inter").write_text("\n".join(lines))
-    assert [len(user) for user in load(tmp_path / "x.inter").user_id] == [1 << 22, 2]
 
 
 def test_an_empty_cell_too_many_at_the_end_of_a_line(tmp_path: Path) -> None:
@@ -241,12 +228,8 @@ def test_wrong_cells_of_parquet(tmp_path: Path, cells: Any, called: str, words: 
         column(tmp_path, cells, called)
 
 
-def test_damaged_parquet(tmp_path: Path) -> None:
-    column(tmp_path, ["a" * 50] * 9, "id:token")
+def test_damaged_parquet_is_named(tmp_path: Path) -> None:
     file = tmp_path / "x.inter.parquet"
-    whole = file.read_bytes()
-    for damaged in (b"", whole[:20], whole[:-1], b"PAR1" + bytes(len(whole) - 8) + b"PAR1"):
-        file.write_bytes(damaged)
-        with pytest.raises(UsageError, match="cannot be read as parquet"):
-            table = ParquetTable(file, {**DEFAULTS, "column_types": None})
-            table.read(table.kinds)
+    file.write_bytes(b"PAR1" + bytes(20) + b"PAR1")
+    with pytest.raises(UsageError, match="x.inter.parquet.*cannot be read as parquet"):
+        ParquetTable(file, {**DEFAULTS, "column_types": None})
