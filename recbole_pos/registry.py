@@ -123,10 +123,8 @@ class Registry(Mapping[str, type]):
         found under its former registration.
         """
         path = import_path(cls)
-        for registration in self.added.values():
-            if import_path(registration.cls) == path:
-                return registration
-        return None
+        found = (entry for entry in self.added.values() if import_path(entry.cls) == path)
+        return next(found, None)
 
     def add(self, name: str, registration: Registration) -> None:
         """Register a user's class under a name.

@@ -32,11 +32,7 @@ class Options(Protocol):
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number, of Python or numpy, and not a boolean."""
-    try:
-        is_numeric = isinstance(value, Real) and not isinstance(value, bool)
-        return is_numeric and math.isfinite(value)
-    except OverflowError:  # an int of more than 1024 bits
-        return False
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
@@ -160,9 +156,8 @@ def read_names(names: Any, key: str) -> list[str]:
 
     # A dict or a table could be iterated over, but its keys or columns are no names: it is taken
     # for one name, which is refused below. So is a value that is one name, or none at all.
-    if isinstance(names, (str, Mapping)) or hasattr(names, "columns"):
-        names = [names]
-    elif not isinstance(names, Iterable):
+    is_one = isinstance(names, (str, Mapping)) or not isinstance(names, Iterable)
+    if is_one or hasattr(names, "columns"):
         names = [names]
 
     found = []

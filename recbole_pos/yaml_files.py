@@ -251,11 +251,8 @@ def _read_mapping(
     try:
         text = read_capped(path).decode()
         loader = loader_class(text)
-        try:
-            root = loader.get_single_node()
-            content = {} if root is None else loader.construct_document(root)
-        finally:
-            loader.dispose()
+        root = loader.get_single_node()
+        content = {} if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError) as error:

@@ -13,7 +13,7 @@ from conftest import run_python
 
 import recbole_pos
 from recbole_pos.cli.listing import get_first_paragraph, read_summary
-from recbole_pos.cli.main import main, make_parser
+from recbole_pos.cli.main import main
 from recbole_pos.cli.parser import split_options
 from recbole_pos.model.models import MODELS, RECBOLE
 from recbole_pos.position.build import describe
@@ -60,22 +60,24 @@ def test_wrong_input_is_one_message_and_exit_code_2(
     assert not list(tmp_path.iterdir())  # nothing half-made is left behind
 
 
-def test_what_argparse_refuses_is_one_line_too(capsys) -> None:
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("", "COMMAND"),
+        ("runn", "invalid choice: 'runn'"),
+        ("run x", "found x"),
+        ("run --quiet --json", "--quiet"),
+        ("recommend x --users a --histories b", "--users"),
+        ("recommend x --outt y", "did you mean --out"),
+        ("export x --to", "--to"),
+        ("export x --to y -k nan", "invalid int value: 'nan'"),
+    ],
+)
+def test_what_argparse_refuses_is_one_line_too(capsys, line: str, named: str) -> None:
     """The option, what is wrong, and where to read more; exit code 2, no usage text."""
-    lines = {"": "COMMAND", "runn": "invalid choice: 'runn'", "run x": "found x"}
-    lines |= {"run --quiet --json": "--quiet", "recommend x --users a --histories b": "--users"}
-    for command, parser in make_parser()[1].items():
-        for action in parser._actions:
-            name = (action.option_strings or [""])[-1]
-            if name and action.nargs != 0:
-                lines[f"{command} {name}"] = name
-                if action.type is int:
-                    lines[f"{command} {name}=nan"] = "invalid int value: 'nan'"
-    assert len(lines) > 100
-    for line, named in lines.items():
-        assert main(line.split()) == 2, line
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and named in error and error.count("\n") == 1, error
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and named in error and error.count("\n") == 1
 
 
 def test_unexpected_errors_are_one_message_but_for_debug(monkeypatch, capsys) -> None:
@@ -176,9 +178,7 @@ def test_what_is_known_of_a_scheme_is_true(name: str) -> None:
     assert read_summary(SCHEMES, name) == get_first_paragraph(SCHEMES[name].__doc__)
 
 
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_waiting_threads_sleep_by_default(monkeypatch, given: str | None) -> None:
+def test_waiting_threads_sleep_by_default(monkeypatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    environment = {"OMP_WAIT_POLICY": given} if given else {}
     code = "import os, recbole_pos; print(os.environ['OMP_WAIT_POLICY'])"
-    assert run_python("-c", code, **environment).strip() == (given or "PASSIVE")
+    assert run_python("-c", code) == "PASSIVE\n"

@@ -42,10 +42,8 @@ def opened(tmp_path: Path, monkeypatch) -> Any:
         ("epochs: !!python/object/apply:os.getpid []\n", {}, "a.yaml, line 1: "),
         # parts for a model or scheme: whichever model runs, a misspelt name is found
         ("for: {FPARek: {epochs: 1}}", {}, "a.yaml, for FPARek: 'FPARek' is neither"),
-        ("for: {GRU4Rec: 3}", {}, "for: expected options"),
         ("for: {SASRec: {model: PARec}}", {}, "for SASRec: model cannot"),
         ("for: {PosSASRec: {positional_rank: 4}}", {}, "a.yaml, for PosSASRec: unknown key"),
-        ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", {}, "a.yaml: unknown key"),
         ("negatives: 3", {}, "it is read with loss_type: BCE, gBCE, sampled_softmax"),
     ],
     ids=lambda x: x.strip() if isinstance(x, str) else "",

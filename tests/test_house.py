@@ -9,7 +9,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import recbole_pos
-from recbole_pos import version
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "recbole_pos"
@@ -113,8 +112,3 @@ def test_few_small_modules_with_names_of_their_own() -> None:
     assert {name for name, number in names.items() if number > 1} <= TWICE
     lengths = {name: len(file.read_text().splitlines()) for name, file in FILES.items()}
     assert not {name: length for name, length in lengths.items() if length > 600}
-
-
-def test_the_commit_is_never_that_of_a_project_around_the_package(monkeypatch) -> None:
-    monkeypatch.setattr(version, "__file__", str(PACKAGE / "cli" / "version.py"))
-    assert version.find_commit() == ""

@@ -115,8 +115,6 @@ def test_types(type_name: str, allowed: list[Any], refused: list[Any]) -> None:
         ("BPR", {"train_neg_sample_args": None}, "needs them"),
         ("SASRec", {"train_neg_sample_args": {"sample_num": 2}}, "should be None"),
         ("SASRec", {"hidden_size": 10, "n_heads": 4}, "multiple of n_heads"),
-        # forms of their own
-        ("SASRec", {"user_inter_num_interval": "text"}, "such as [3,inf)"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
 )
@@ -133,7 +131,6 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
     [
         ("SASRec", {"LABEL_FIELD": "rating"}, "only by custom models"),
         ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
-        ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "only with learner: adam"),
         ("PosSASRec", {"feature_fusion": "concat_mlp"}, "item_features or user_features or"),
         ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "only without time_base"),
         ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
@@ -185,52 +182,24 @@ def test_conditions_name_options_and_kinds_of_models() -> None:
                     assert not choices or set(values.split()) <= set(choices), row.name
 
 
-FIELDS = {
-    **{"load_col": shop.LOAD, "topk": [3], "valid_metric": "NDCG@3", "show_progress": False},
-    "filter_inter_by_user_or_item": False,
-}
+def test_features_are_fields_of_items(tmp_path: Path) -> None:
+    given = {"load_col": shop.LOAD, "topk": [3], "valid_metric": "NDCG@3", "show_progress": False}
+    given |= {
+        "filter_inter_by_user_or_item": False,
+        "data_path": str(shop.write(tmp_path, shop.tables())),
+    }
 
+    def made(*fields: str, **more: Any) -> Any:
+        options = {**given, "selected_features": list(fields), **more}
+        return prepare(PosConfig("FDSA", "shop", None, options))
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ([], "not empty"),
-        (["brnd"], "did you mean brand"),
-        (["brand", "price"], "add numerical_features: [price]"),
-        (["vector"], "'vector'"),  # of which FDSA would read the mean only
-    ],
-)
-def test_features_are_fields_of_items(tmp_path: Path, fields: list[str], named: str) -> None:
-    """Of all kinds but vectors."""
-    tables = shop.tables()
-    tables["item"]["vector:float_seq"] = "0.5 1.5"
-    columns = {**shop.LOAD, "item": [*shop.LOAD["item"], "vector"]}
-    given = {**FIELDS, "load_col": columns, "data_path": str(shop.write(tmp_path, tables))}
-    with pytest.raises(UsageError, match="(selected|numerical)_features: ") as refused:
-        prepare(PosConfig("FDSA", "shop", None, {**given, "selected_features": fields}))
-    assert named in str(refused.value)
-    features = {"selected_features": ["brand", "tags", "price"], "numerical_features": ["price"]}
-    made = prepare(PosConfig("FDSA", "shop", None, {**given, **features}))
-    rows = next(iter(made.loaders["test"]))[0]
-    assert made.model.full_sort_predict(rows).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("table", "model", "given"),
-    [
-        ("inter", "AttrFormer", {"relations": ["channel"]}),
-        ("item", "PosSASRec", {"position": ["difsr"], "difsr_fields": ["brand"]}),
-        ("item", "SASRecF", {"selected_features": ["tags"]}),
-    ],
-    ids=str,
-)
-def test_a_field_without_a_value_is_refused(table: str, model: str, given: dict, tmp_path) -> None:
-    tables = shop.tables()
-    for column in tables[table].columns[1 if table != "inter" else 3 :]:
-        tables[table][column] = ""
-    options = {**FIELDS, **given, "data_path": str(shop.write(tmp_path, tables))}
-    with pytest.raises(UsageError, match=f"shop.{table}"):
-        prepare(PosConfig(model, "shop", None, options))
+    with pytest.raises(UsageError, match="selected_features: .*did you mean brand"):
+        made("brnd")
+    with pytest.raises(UsageError, match=r"selected_features: .*numerical_features: \[price\]"):
+        made("brand", "price")
+    experiment = made("brand", "tags", "price", numerical_features=["price"])
+    rows = next(iter(experiment.loaders["test"]))[0]
+    assert experiment.model.full_sort_predict(rows).isfinite().all()
 
 
 def test_values_of_the_command_line_are_yaml() -> None:

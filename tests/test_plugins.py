@@ -25,10 +25,8 @@ from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import keep_working_directory_out
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import prepare
-from recbole_pos.model.models import MODELS, ensure_registered
+from recbole_pos.model.models import MODELS
 from recbole_pos.model.sasrec import FPARec, PosSASRec
-from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 
 
@@ -81,14 +79,6 @@ def test_defaults_come_from_what_a_class_extends(tiny: Path) -> None:
     assert config["positional_rank"] == 40  # of its schemes
     mine = type("Mine", (SASRec,), {})  # RecBole's yaml counts, too
     assert PosConfig(mine, "tiny", None, options(tiny))["n_layers"] == 2
-
-
-def test_a_class_may_have_a_second_name(tiny: Path) -> None:
-    """With other defaults; under its own name it is as ever."""
-    recbole_pos.register_model(FPARec, {"hidden_size": 16}, name="Small")
-    for model, size in (("Small", 16), (FPARec, 64)):
-        assert PosConfig(model, "tiny", None, options(tiny))["hidden_size"] == size
-    assert ensure_registered(FPARec) == "FPARec"
 
 
 def test_a_cell_that_runs_again_replaces_its_class(tiny: Path, mine) -> None:
@@ -179,27 +169,17 @@ def test_an_option_belongs_to_one_scheme(tiny: Path, mine, key: str, beside: str
         assert f"position: {key}" in refusal(PosConfig, "PosSASRec", "tiny", None, config)
 
 
-def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, mine) -> None:
-    """BERT4Rec's loss and SASRec's windows are for RecBole's classes alone."""
-    original = type("SASRec", (mine.Markov,), {})
-    recbole_pos.register_model(original, name="OtherSASRec")
-    made = prepare(PosConfig(original, "tiny", None, options(tiny)))
-    assert type(make_adapter(made.config, made.model)) is RecBoleAdapter
-
-
 @pytest.mark.parametrize(
-    ("model", "method", "wrong"),
+    ("method", "wrong"),
     [
-        ("TinyGRU", "encode", lambda self, *_: None),
-        ("Markov", "calculate_loss", lambda self, rows: self(rows)),
-        ("Markov", "full_sort_predict", lambda self, rows: self.next(rows["item_length"]).T),
+        ("calculate_loss", lambda self, rows: self(rows)),
+        ("full_sort_predict", lambda self, rows: self.next(rows["item_length"]).T),
     ],
 )
-def test_what_a_custom_model_computes_is_checked(tiny, mine, here, model, method, wrong) -> None:
+def test_what_a_custom_model_computes_is_checked(tiny, mine, here, method: str, wrong) -> None:
     """Scores in another order would be ranked as if they were those of the rows."""
-    odd = type("Odd", (getattr(mine, model),), {method: wrong})
-    recbole_pos.register_model(odd, defaults=GRU if model == "TinyGRU" else None)
-    message = refusal(recbole_pos.run, "Odd", "tiny", None, options(tiny), verbose=False)
+    odd = type("Odd", (mine.Markov,), {method: wrong})
+    message = refusal(recbole_pos.run, odd, "tiny", None, options(tiny), verbose=False)
     assert message.startswith("Odd") and "expected" in message and "found" in message
 
 

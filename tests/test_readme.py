@@ -250,14 +250,3 @@ def test_links_and_named_files_lead_somewhere(page: Path) -> None:
     for name in re.findall(r"`(?!dataset/)([\w./]+/[\w.]+\.(?:py|yaml|md))`", text(page)):
         places = (ROOT, ROOT / "recbole_pos", PROPERTIES / "presets", ROOT / "docs")
         assert page not in PAGES or any((place / name).is_file() for place in places), name
-
-
-def test_a_package_index_gets_absolute_links() -> None:
-    made = runpy.run_path(str(ROOT / "setup.py"))["metadata"](text("README.md"), "https://x.org/r")
-    links = re.findall(r"\]\(([^)#][^)]*)\)", made["long_description"])
-    assert len(links) > 30 and all(link.startswith("https://") for link in links)
-    for link in [*links, *made["project_urls"].values()]:
-        kind, _, path = link.removeprefix("https://x.org/r/").partition("/main/")
-        if link.startswith("https://x.org/r/"):
-            assert (ROOT / path.partition("#")[0]).is_file()
-            assert (kind == "raw") == link.endswith((".svg", ".png")) or "report-1280" in link

@@ -16,7 +16,6 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.interactions import check_clock, check_resolution, sort_interactions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.diagnosis import looks_ahead
 
 DAY = 86400.0
 
@@ -153,11 +152,3 @@ def test_an_option_without_a_default_is_named(tiny: Path, caplog) -> None:
     caplog.clear()
     fresh(OneWay, tiny)
     assert not caplog.records
-
-
-def test_the_check_changes_nothing_of_the_model(tiny: Path) -> None:
-    model = fresh(BothWays, tiny).model.train()
-    before = torch.get_rng_state(), [p.clone() for p in model.parameters()]
-    assert looks_ahead(model) > 0.01
-    assert model.training and torch.equal(torch.get_rng_state(), before[0])
-    assert all(map(torch.equal, before[1], model.parameters()))

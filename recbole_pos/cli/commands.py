@@ -346,13 +346,12 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     # Print the metrics with how they were computed: split, targets, and which items were ranked.
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
-    protocol = []
+    protocol = f"ranked among {facts['candidates']}"
     if "targets" in facts:  # the run is finished
-        protocol.append(f"{facts['split']}, {facts['targets']:,} targets")
-    protocol.append(f"ranked among {facts['candidates']}")
+        protocol = f"{facts['split']}, {facts['targets']:,} targets, {protocol}"
     if "repeated_targets" in facts:
-        protocol.append(f"{facts['repeated_targets']:,} of them repeated")
-    reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
+        protocol += f", {facts['repeated_targets']:,} of them repeated"
+    reporter.show_results(f"{args.run_dir}: {protocol}", {args.part: scores})
     for text in facts.get("warnings", ()):
         reporter.warning(text)
 

@@ -27,7 +27,6 @@ from recbole_pos.position.schemes import REPLACES, SCHEMES, read_facts
 from recbole_pos.registry import US, Registry
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
-_MIN_WIDTH, _MAX_WIDTH = 40, 200  # of a table, in characters
 # What position schemes change, in the order in which they are listed.
 _PLACES = ("none", "input", "query, key", "logits", "key, value", REPLACES)
 
@@ -250,9 +249,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
         rows: cells, row by row.
         note: text below the table.
     """
-    # The width is that of the terminal, but within _MIN_WIDTH and _MAX_WIDTH characters.
     console = Console(highlight=False)
-    console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
     table = Table(caption=note or None, show_lines=True)
     table.add_column(columns[0], no_wrap=True)
     table.add_column(columns[-1], overflow="fold")  # no text is cut off; long lines are broken

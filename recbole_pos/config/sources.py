@@ -314,11 +314,9 @@ def list_positions(position: Any, model: str | None) -> list[str]:
     """
     if position is None and model is not None:
         position = own_defaults(model).get("position")
-    if isinstance(position, str):
-        return [position]
-    if not isinstance(position, (list, tuple)):
-        return []
-    return [name for name in position if isinstance(name, str)]
+    names = [position] if isinstance(position, str) else position
+    are_several = isinstance(names, (list, tuple))
+    return [name for name in names if isinstance(name, str)] if are_several else []
 
 
 def _read_parts(content: dict[str, Any], file: str | Path) -> list[Part]:
