@@ -180,7 +180,7 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     if option == "update_from":
         common.append("model")
     of_model = [name for name in own_defaults(model) if find_option(name).role == MODEL]
-    of_schemes = [name for scheme in present for name in SCHEMES[scheme].options]
+    of_schemes = [name for scheme in present for name in SCHEMES.defaults(scheme)]
     for name in dict.fromkeys([*common, *of_model, *of_schemes]):
         if earlier.get(name) != config[name]:
             raise UsageError(
