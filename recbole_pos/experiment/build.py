@@ -148,21 +148,22 @@ def read_dataset(
 ) -> Dataset:
     """Read the dataset of a configuration from its files.
 
-    If there is an earlier run, its vocabulary (its names of users and items by id) is passed on, so
-    that each name gets the id that the weights of that run know it by.
+    The weights of an earlier run are of users and items by id. If they are used again, each name
+    must get the same id as in that run, whose vocabulary has its names of users and items by id.
+    Without an earlier run, ids are given in the order of the files.
 
     Args:
-        config: the configuration.
-        folder: folder of an earlier run in which users and items have ids that they keep; if None,
-            the one of ``update_from``, if that is set.
+        config: the configuration. If ``update_from`` names the folder of a run, and ``folder`` is
+            None, that is the earlier run.
+        folder: folder of the earlier run, if it is this run itself, resumed or loaded.
         hold_out_later: whether interactions that the earlier run did not have are kept apart, in
             ``held_out`` of the dataset.
 
     Returns:
         The dataset, split, with its held-out later data if these are asked for.
     """
-    # ``read_vocabulary`` gives None for a folder without names; ``require_updatable`` refuses a run
-    # that cannot be updated, and returns its folder. Without a vocabulary, ids are given anew.
+    # ``read_vocabulary`` gives None for a folder without names, as of a run that has only begun;
+    # ``require_updatable`` refuses a run that cannot be updated, and returns its folder.
     vocabulary = None if folder is None else folder.read_vocabulary(config)
     if vocabulary is None and config["update_from"]:
         vocabulary = require_updatable(config["update_from"]).read_vocabulary(config)

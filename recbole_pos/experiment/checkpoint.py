@@ -69,7 +69,13 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
     TypeError, see :func:`to_plain`.
     """
     with atomic_write(path, text=False) as file:
-        torch.save({"format": FORMAT, **to_plain(state)}, file)
+        try:
+            torch.save({"format": FORMAT, **to_plain(state)}, file)
+        except RuntimeError as error:
+            # After Ctrl-C within a write, torch tries to end the file, and raises this error.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
 
 
 def load(path: str | Path) -> dict[str, Any]:

@@ -109,10 +109,10 @@ class RunFolder:
     def resume_command(self) -> str:
         """The command that resumes the run; it names the modules that its configuration names."""
         # Plugins: modules of custom models or schemes, which the new process must import again.
-        plugins: Any = None
+        plugins = None
         with suppress(UsageError):  # no configuration, or a damaged one
             plugins = self.read_config().get("plugins")
-        return make_resume_command(self.path, plugins if isinstance(plugins, list) else None)
+        return make_resume_command(self.path, plugins)
 
     @property
     def how_to_finish(self) -> str:
@@ -124,16 +124,14 @@ class RunFolder:
 
         The message says how to continue it: a run by ``resume``, a search by ``tune``.
         """
+        problem = ""
+        if self.holds_run:
+            problem = f"holds a run already; continue it with `{self.resume_command}`"
         if (self.path / SEARCH).exists():  # search.json, which only searches have
-            content, command = "search", make_resume_command(self.path, command="tune")
-        elif self.holds_run:
-            content, command = "run", self.resume_command
-        else:
-            return
-        raise UsageError(
-            f"{self.path} holds a {content} already; continue it with `{command}` or choose "
-            "another --run_dir"
-        )
+            command = make_resume_command(self.path, command="tune")
+            problem = f"holds a search already; continue it with `{command}`"
+        if problem:
+            raise UsageError(f"{self.path} {problem} or choose another --run_dir")
 
     def require(self, option: str = "") -> RunFolder:
         """Return this folder if it holds a trained run.
@@ -419,11 +417,13 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
     """Return sentences on what makes the metrics of an evaluation too good, or not comparable.
 
     Args:
-        split: summary of the split: name of a count, such as that of copies -> phase -> number.
+        split: summary of the split, as in ``Result.split``: counts by name, such as how many
+            interactions are copies of others, or how many targets are repeated.
         candidates: which items are ranked, in words.
         request_time: "target" if the model knows the time of what it predicts; else "none".
     """
-    # Of copies, leaks and parts without known items; then of seen items that are not ranked.
+    # ``make_warnings`` warns of copied interactions, of leaks and of targets that no training
+    # interaction has; ``warn_of_repeats`` of targets that are misses since seen items are excluded.
     warnings = [*make_warnings(split), *warn_of_repeats(split, candidates)]
     if request_time == "target":
         warnings.append(REQUEST_TIME_WARNING)

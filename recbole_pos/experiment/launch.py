@@ -176,16 +176,18 @@ def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, R
         logs_specs=DefaultLogsSpecs(log_dir=log_folder),
         max_restarts=args.max_restarts,
     )
-    # torch replaces the handlers of these signals, and does not put them back; ``handle_signals``
-    # does. Python's default handler of Ctrl-C raises a KeyboardInterrupt. The new processes do not
-    # import modules from the working directory (``keep_working_directory_out``).
+    # Signals that stop the run, such as Ctrl-C, come to this process. torch's launcher puts its own
+    # handlers in place, which end the other processes and raise a SignalException, and does not put
+    # the handlers of before back: ``handle_signals`` does, when its block ends. Until torch's are
+    # in place, each of these signals raises a KeyboardInterrupt (``default_int_handler``).
+    # ``keep_working_directory_out``: the new processes import nothing from the working directory.
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
         with keep_working_directory_out(), handle_signals(signal.default_int_handler, *stops):
             return elastic_launch(config, _run_process)(args, *more_args)
     except SignalException as stop:
-        # The signal is raised again for this process, whose own handlers are back. If it ignores
-        # the signal, it goes on here.
+        # Now the handlers of before decide: SIGTERM, for example, ends this process. The next line
+        # is reached by a signal that they ignore; the run has been stopped all the same.
         signal.raise_signal(stop.sigval)
         raise KeyboardInterrupt from None
 

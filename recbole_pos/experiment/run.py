@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from recbole_pos.config.arguments import AttachArguments, RunArguments, split_keywords
-from recbole_pos.config.plugins import allow, import_plugins
+from recbole_pos.config.checks import as_list
+from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
@@ -28,7 +29,6 @@ from recbole_pos.experiment.folder import Result, RunFolder, is_unfinished
 from recbole_pos.experiment.launch import is_launched, list_gpus, run_as_rank, run_in_parallel
 from recbole_pos.experiment.train import train
 from recbole_pos.experiment.warm_start import require_updatable
-from recbole_pos.position.schemes import scheme_names
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
@@ -106,8 +106,7 @@ def run(
         fixed = config_dict.keys() - {"epochs", "data_path", "plugins"}
         if model or dataset or config_file_list or run_dir or fixed:
             raise UsageError(
-                "--resume takes everything from its run folder; only --epochs may change, and "
-                "--data_path and --plugins name its data and modules"
+                "--resume: all but --epochs, --data_path and --plugins is read from the run folder"
             )
         config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
         check_precision(config)
@@ -394,17 +393,10 @@ def attach(
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
-    # Import the modules of custom schemes, of this call and of the trained run. Only what the call
-    # names may come from the working directory (``allow``): a run's file may be a stranger's.
-    options = dict(config_dict or {})
-    allow(options.get("plugins"))
-    import_plugins(options.get("plugins"), "configuration")
-    import_plugins(config.get("plugins"), str(source.config))
-
     # Add the schemes to those of the run; ``nope`` stands for none. A run that was an update itself
     # is not updated again: its weights include that update.
-    added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
-    present = [name for name in scheme_names(config["position"]) if name != "nope"]
+    added = as_list(schemes)
+    present = [name for name in as_list(config["position"]) if name != "nope"]
     decided = {
         "position": [*present, *added],
         "train_only": added,
@@ -412,7 +404,7 @@ def attach(
         "update_from": None,
         "new_items": None,
     }
-    return _run_from(source, options, decided, run_dir, settings, keywords)
+    return _run_from(source, config_dict or {}, decided, run_dir, settings, keywords)
 
 
 def update(

@@ -11,7 +11,7 @@ from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary, count_dataset
-from recbole_pos.data.item_vectors import keep_vectors, make_absolute
+from recbole_pos.data.item_vectors import keep_vectors
 from recbole_pos.data.split_summary import add_sample, describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
@@ -192,11 +192,11 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         experiment: the model with its data; its trainer gets the digest (short hash) of the names.
         folder: folder of the run.
     """
-    # A resumed run reads content vectors from its own folder (None: they are in its weights). Its
-    # config.yaml keeps the path that they first came from, for runs that repeat or update this one.
+    # A resumed run reads content vectors of items from its own folder, or none at all if they are
+    # in its weights; ``item_vectors`` says so in the experiment. In config.yaml the option keeps
+    # the user's file, which runs that repeat or update this one read.
     dataset, plain = experiment.dataset, experiment.config.plain
-    own_vectors = make_absolute(folder.vectors)
-    if folder.checkpoint.is_file() and plain["item_vectors"] in (None, own_vectors):
+    if folder.checkpoint.is_file():
         plain["item_vectors"] = folder.read_config().get("item_vectors")
     folder.write_config(plain)
 
