@@ -7,7 +7,6 @@ import math
 import operator
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_trainer import assert_same, run
+from test_trainer import run
 
-import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -33,49 +31,39 @@ pytestmark = pytest.mark.slow
 SCORES = [0.1, 0.3, 0.2, 0.2, 0.5, 0.4]
 
 
-def test_every_checkpoint_leads_to_the_same_bits(tiny, tmp_path, monkeypatch) -> None:
-    """It has the best weights so far, once if they are the newest."""
-    evaluate, save, found = PosTrainer.evaluate, checkpoint.save, []
+def test_a_checkpoint_has_the_best_weights_so_far(tiny, tmp_path, monkeypatch) -> None:
+    """Once if they are the newest, so that the file is smaller then."""
+    evaluate, save, states, sizes = PosTrainer.evaluate, checkpoint.save, [], []
 
     def scored(self: PosTrainer, data: Any, *given: Any, **more: Any) -> Any:
-        result, phase = evaluate(self, data, *given, **more), data._dataset.phase
-        score = SCORES[self.progress.next_epoch] if phase == "valid" else None
-        return result if score is None else {**result, "ndcg@10": score}
+        result = evaluate(self, data, *given, **more)
+        is_test = data._dataset.phase == "test"
+        return result if is_test else {**result, "ndcg@10": SCORES[self.progress.next_epoch]}
 
-    def frozen(file: Path, state: dict[str, Any]) -> None:
+    def noted(file: Path, state: dict[str, Any]) -> None:
         save(file, state)
-        found.append(Path(shutil.copytree(file.parent, tmp_path / str(len(found)))))
-        (found[-1] / "lock").unlink()
+        states.append(checkpoint.load(file))
+        sizes.append(file.stat().st_size)
 
     monkeypatch.setattr(PosTrainer, "evaluate", scored)
     monkeypatch.setattr(checkpoint, "WRITING_SHARE", math.inf)  # every epoch is written
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", frozen)
-        run(tiny, tmp_path / "run")
-    states = [checkpoint.load(folder / "checkpoint.pt") for folder in found]
+    monkeypatch.setattr(checkpoint, "save", noted)
+    run(tiny, tmp_path / "run")
     for epoch, state in enumerate(states):
         best = SCORES.index(max(SCORES[: epoch + 1]))
-        progress = state["progress"]
-        assert (progress["next_epoch"], progress["best_epoch"]) == (epoch + 1, best)
-        newest = states[best]["best_weights"]["state_dict"]
+        assert state["progress"]["best_epoch"] == best
+        newest = states[best]["weights"]["state_dict"]
         for name, value in state["best_weights"]["state_dict"].items():
             assert torch.equal(value, newest[name])
-    sizes = [(folder / "checkpoint.pt").stat().st_size for folder in found]
     assert max(sizes[0], sizes[1], sizes[4]) < min(sizes[2], sizes[3], sizes[5])
-    for folder in (found[2], found[4]):
-        recbole_pos.run(resume=folder, verbose=False)
-        assert_same(tmp_path / "run", folder)
 
 
 def test_writing_takes_a_twentieth_of_the_time(tmp_path, monkeypatch) -> None:
-    """An epoch every 15 seconds, writes of two; the newest waits as a copy, and is written at the
-    end, also if its write was stopped."""
-    clock, saved, stops = [0.0], [], []
+    """An epoch every 15 seconds, writes of two; the newest waits as a copy, also for the end."""
+    clock, saved = [0.0], []
     weights, progress = torch.zeros(2), Progress()
 
     def save(file: Path, state: dict[str, Any]) -> None:
-        if stops:
-            raise stops.pop()
         clock[0] += 2.0
         saved.append((state["progress"]["next_epoch"], float(state["weights"]["x"][0])))
 
@@ -91,12 +79,6 @@ def test_writing_takes_a_twentieth_of_the_time(tmp_path, monkeypatch) -> None:
     writer.flush()
     writer.flush()
     assert saved == [(1, 0), (4, 3), (7, 6), (8, 7)]
-    clock[0], progress.next_epoch = 1000.0, 9
-    stops.append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        writer.keep()
-    writer.flush()
-    assert saved[4:] == [(9, 8)]
 
 
 # --- parts that are wrong ---
@@ -110,20 +92,13 @@ DAMAGES: list[tuple[str, tuple, Any]] = [
     ("best_weights", ("state_dict", "item_embedding.weight"), lambda x: x / 0),
     ("best_weights", ("state_dict", "item_embedding.weight"), lambda x: x.double()),
     ("optimizer", ("state", 0, "exp_avg"), torch.zeros(2)),
-    ("optimizer", ("state", 0, "exp_avg"), lambda x: x * math.nan),
     ("random", ("torch",), lambda x: x[:100]),
-    ("random", ("python",), (3, (1, 2), None)),
-    ("loader", (), {}),
 ]
 
 
 @pytest.fixture(scope="module")
 def trained_run(trained) -> Path:
     return trained("FPARec", epochs=2)
-
-
-def _state(file: Path) -> dict[str, Any]:
-    return torch.load(file, weights_only=True)
 
 
 def _refused(act: Callable[[], Any], name: str) -> None:
@@ -140,7 +115,7 @@ def test_a_part_that_is_wrong_is_refused(trained_run, tmp_path) -> None:
     made = prepare(PosConfig(None, None, [config], {"epochs": 1000}, strict=False))
     restore = functools.partial(checkpoint.restore, made.trainer)
     for entry, place, instead in DAMAGES:
-        state = _state(whole)
+        state = torch.load(whole)
         *outer, last = (entry, *place)
         part = functools.reduce(operator.getitem, outer, state)
         part[last] = instead(part[last]) if callable(instead) else instead
@@ -152,7 +127,7 @@ def test_a_part_that_is_wrong_is_refused(trained_run, tmp_path) -> None:
 
 def test_weights_of_another_model_are_refused(trained_run, tmp_path, experiment) -> None:
     file, other = trained_run / "checkpoint.pt", experiment("PARec").trainer
-    _refused(lambda: other.load_weights(_state(file)["weights"]), "model")
+    _refused(lambda: other.load_weights(torch.load(file)["weights"]), "model")
     _refused(lambda: other.resume_checkpoint(str(file)), "FPARec")
     with pytest.raises(TypeError):  # would have to be pickled
         checkpoint.save(tmp_path / "c.pt", {"data": object()})
@@ -171,7 +146,7 @@ def test_other_files_are_refused(trained_run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     source, target = trained_run / "checkpoint.pt", Path("other.pt")
     for make in (
-        lambda: torch.save({**_state(source), "config": Call()}, target),
+        lambda: torch.save({**torch.load(source), "config": Call()}, target),
         lambda: target.write_bytes(source.read_bytes()[:-100]),
         lambda: target.write_bytes(pickle.dumps({"x": Call()})),
     ):

@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from recbole_pos.config.options import find_option
-from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.diagnosis import LATE
@@ -226,9 +225,3 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
                 assert isinstance(found, Far) == isinstance(want, torch.Tensor)
                 assert torch.equal(found.cpu(), want) if isinstance(found, Far) else found == want
         assert any(batch.queries is not None for batch in near) == bool(options)
-        fresh = make_training_loader(
-            made.config, made.loaders["train"]._dataset, made.trainer.adapter.requirements()
-        )
-        copied = list(fresh.iterate_batches(ELSEWHERE, "never"))
-        assert [len(batch) for batch in copied] == [len(batch) for batch in near]
-        assert torch.equal(copied[-1].items.cpu(), near[-1].items)

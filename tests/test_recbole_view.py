@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import make_log, write_atomic
 from own_models import MODULE
-from recbole.quick_start import run_recbole
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
@@ -55,10 +54,9 @@ COMMON = ("GRU4Rec", "SASRec", "BERT4Rec", "SASRecF", "FPMC", "BPR", "ItemKNN") 
 INTER = ["user_id", "item_id", "timestamp"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small dataset with classes and prices of items, some of which are missing."""
-    folder = write_atomic(make_log(users=40, longest=10), tmp_path_factory.mktemp("shop"))
+def write_shop(path: Path) -> Path:
+    """Write a small dataset with classes and prices of items, some of which are missing."""
+    folder = write_atomic(make_log(users=40, longest=10), path)
     rng = np.random.default_rng(0)
     items = pd.DataFrame(
         {
@@ -69,6 +67,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     items.to_csv(folder / "tiny" / "tiny.item", sep="\t", index=False)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shop(tmp_path_factory.mktemp("shop"))
 
 
 def options_of(model: str, folder: Path) -> dict[str, Any]:
@@ -111,18 +114,6 @@ def test_a_custom_model_in_recboles_form_does(folder: Path, tmp_path: Path, monk
     result = recbole_pos.run("Markov", "tiny", None, given, run_dir=run, verbose=False)
     loaded = recbole_pos.load(run)
     assert dict(loaded.trainer.evaluate(loaded.loaders["test"], False)) == result.test
-
-
-def test_run_recbole_does(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    """With the split and the metrics of the plugin's own entry."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["recbole"])
-    given = {"data_path": str(folder), "epochs": 2, "show_progress": False, "hidden_size": 8}
-    given |= {"inner_size": 8, "MAX_ITEM_LIST_LENGTH": 12}
-    found = run_recbole(model="PosSASRec", dataset="tiny", config_dict=given)["test_result"]
-    ours = recbole_pos.run("PosSASRec", "tiny", None, given, run_dir="run", verbose=False)
-    assert dict(found) == pytest.approx(ours.test, abs=1e-6)
-    assert list(Path("saved").glob("*.pth"))
 
 
 def test_a_view_is_pickled_and_names_what_it_lacks(folder: Path) -> None:

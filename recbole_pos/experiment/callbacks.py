@@ -59,15 +59,12 @@ class MetricLogger(Callback):
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
         """Begin a run in the tracker."""
-        raise NotImplementedError
 
     def write(self, values: dict[str, float], epoch: int) -> None:
         """Write values by name, which belong to an epoch."""
-        raise NotImplementedError
 
     def end(self, is_finished: bool) -> None:
         """End the run, which may have been stopped before its end."""
-        raise NotImplementedError
 
     def on_start(self, experiment: Any) -> None:
         """Begin a run in the tracker, with tags that identify model, data and version.

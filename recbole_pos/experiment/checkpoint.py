@@ -96,9 +96,8 @@ def load(path: str | Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds objects, which could run code when loaded; nothing in it was run. If "
-            "RecBole's trainer wrote it and you trust its author, it loads with RecBole's "
-            "load_data_and_model(file, trust=True)"
+            f"{path} holds objects, which could run code when loaded; nothing in it was run. One "
+            "of RecBole's that you trust: RecBole's load_data_and_model(file, trust=True)"
         ) from error
     except Exception as error:  # torch raises errors of many types for a damaged file
         reason = str(error).partition("\n")[0]
@@ -120,10 +119,9 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
     # In words what differs, such as the split or some fields; None if nothing does.
     if changed := describe_changes(state, identity):
         raise CheckpointError(
-            f"{path} was trained on other data or another split: {changed} have changed since. "
-            "Recommending, evaluating and updating take data that have only grown by later "
-            "interactions; most models answer given histories without data (`--histories`, in "
-            "Python histories_only=True); else train again"
+            f"{path} was trained on other data or another split: {changed} have changed since; use "
+            "those data, or train again. Most models answer given histories without data "
+            "(`--histories`, in Python histories_only=True)"
         )
 
 
@@ -238,29 +236,24 @@ def copy_to_cpu(value: Any) -> Any:
 # --- the state of a trainer ---
 
 
-def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
+def find_difference(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
     """Describe how tensors differ from the expected ones, in a few words; None if they fit.
 
     Names, shapes and types must be the same, and all numbers of a tensor finite, unless the
     expected tensor has some that are not.
 
     Args:
-        tensors: those of a file; anything else than tensors by name is a difference.
+        tensors: those of a file, by name.
         expected: tensors of the model, by name.
 
     Returns:
         Such as "x.weight: expected [5, 2] of torch.float32, found [4, 2]"; None if they fit.
     """
-    # ``tensors`` is from a file, in which anything may stand.
-    if not isinstance(tensors, dict):
-        return f"expected tensors by name, found {type(tensors).__name__}"
     if unmatched := sorted(map(shown, expected.keys() ^ tensors.keys())):
         return f"lacks, or has unknown, {', '.join(unmatched[:3])}"
     for name, model_tensor in expected.items():
         tensor = tensors[name]
         description = f"{name}: expected {list(model_tensor.shape)} of {model_tensor.dtype}"
-        if not isinstance(tensor, Tensor):
-            return f"{description}, found {type(tensor).__name__}"
         if tensor.shape != model_tensor.shape or tensor.dtype != model_tensor.dtype:
             return f"{description}, found {list(tensor.shape)}"
         # A model may have -inf on purpose, as in a mask.
@@ -376,7 +369,10 @@ def extract_weights(model: Any) -> dict[str, Any]:
         ``state_dict``, the model's own tensors, which change with it; and ``other``, what models
         of RecBole keep outside of it (``other_parameter``), such as sparse matrices.
     """
-    return {"state_dict": dict(model.state_dict()), "other": to_plain(_get_other_parameters(model))}
+    # Modules among the others have their tensors in state_dict.
+    others = model.other_parameter() or {}
+    plain = {name: value for name, value in others.items() if not isinstance(value, nn.Module)}
+    return {"state_dict": dict(model.state_dict()), "other": to_plain(plain)}
 
 
 def load_best(
@@ -429,8 +425,7 @@ def require_vocabulary(
     """
     if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
         raise CheckpointError(
-            f"{RunFolder(Path(file).parent).names} is not the one that was written with {file}: "
-            "names or counts differ, so weights would be of other items; copy the run again"
+            f"{RunFolder(Path(file).parent).names} is of another run than {file}; copy both again"
         )
 
 
@@ -447,25 +442,10 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-
-        # ``other`` is what RecBole's models keep outside of state_dict, as sparse matrices or
-        # numbers. It must have the names that the model has (else ``expected[name]`` or
-        # ``other[name]`` raises an error), and their shapes unless they are None in the model.
-        other = from_plain(weights["other"])
-        expected = _get_other_parameters(model)
-        for name in expected.keys() | other.keys():
-            has_shape = expected[name] is not None
-            if has_shape and np.shape(other[name]) != np.shape(expected[name]):
-                difference = f"{name} is of another shape"
-    except Exception as error:  # a missing name, or whatever scipy raises
+        other = from_plain(weights["other"])  # sparse matrices and the like of RecBole's models
+    except Exception as error:  # whatever a value raises that is not what its name says
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")
     model.load_state_dict(weights["state_dict"])
     model.load_other_parameter(other)
-
-
-def _get_other_parameters(model: Any) -> dict[str, Any]:
-    """Return RecBole's ``other_parameter`` of a model, without modules, which state_dict has."""
-    others = model.other_parameter() or {}
-    return {name: value for name, value in others.items() if not isinstance(value, nn.Module)}

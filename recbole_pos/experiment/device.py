@@ -51,10 +51,7 @@ def check_device(config: PosConfig) -> None:
     gpu_id = str(config.plain["gpu_id"]).strip()
     is_on_cpu = config["device"].type == "cpu"
     if is_on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
-        raise UsageError(
-            f"gpu_id: {shown(gpu_id)} is not there: torch {torch.__version__} sees no GPU of that "
-            "number. --use_gpu=False trains on the CPU"
-        )
+        raise UsageError(f"gpu_id: {shown(gpu_id)} is not there; --use_gpu=False trains on the CPU")
     check_precision(config)
 
 
@@ -212,9 +209,8 @@ def require_score_memory(config: Options, dataset: Dataset, num_items: int) -> N
     # ``part`` has the phase of each interaction: training, validation or test.
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
-    num_bytes = 4 * num_rows * num_items  # float32
-    if num_bytes > get_memory_limit():
+    if 4 * num_rows * num_items > get_memory_limit():  # bytes of float32
         raise UsageError(
-            f"eval_batch_size: {num_rows:,} rows of scores for {num_items:,} items are "
-            f"{num_bytes / 2**30:,.3g} GiB, more than the memory; give a smaller one"
+            f"eval_batch_size: scores for {num_items:,} items do not fit into memory; at most "
+            f"{get_memory_limit() // (4 * num_items):,} rows do"
         )

@@ -209,9 +209,8 @@ class LossWatch:
             value = float(loss)
             if not math.isfinite(value):
                 raise TrainingError(
-                    f"loss is {value} in epoch {self.epoch}, batch {step}: learning_rate "
-                    f"{self.learning_rate} may be too high, or set clip_grad_norm: {{max_norm: "
-                    "1.0}; in half precision, precision: fp32 may suffice"
+                    f"loss is {value} in epoch {self.epoch}, batch {step}; lower learning_rate "
+                    f"({self.learning_rate}), set clip_grad_norm: {{max_norm: 1}} or precision fp32"
                 )
             self.total_loss += value * num_targets
             self.num_targets += num_targets

@@ -146,10 +146,8 @@ class RunFolder:
         if self.is_only_begun:
             raise UsageError(f"{prefix}{self.path} has no finished epoch yet; {self.how_to_finish}")
         if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):
-            raise UsageError(
-                f"{prefix}{self.path} is not a run folder: no "
-                f"{self.config.name} with {self.checkpoint.name}"
-            )
+            names = f"{self.config.name} with {self.checkpoint.name}"
+            raise UsageError(f"{prefix}{self.path} is not a run folder: no {names}")
         return self
 
     @contextmanager

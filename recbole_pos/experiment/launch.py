@@ -66,11 +66,8 @@ def list_gpus(config: PosConfig, num_processes: int) -> list[str]:
     # ``plain`` has the options as they were given.
     gpus = [name.strip() for name in str(config.plain["gpu_id"]).split(",")]
     if len(gpus) < num_processes:
-        example = ",".join(map(str, range(num_processes)))
-        raise UsageError(
-            f"gpu_id: names {len(gpus)} GPUs for {num_processes} processes; for example "
-            f"--gpu_id='{example}', or --gpu_id= for CPUs"
-        )
+        problem = f"gpu_id: names {len(gpus)} GPUs for {num_processes} processes"
+        raise UsageError(f"{problem}; name as many, as in --gpu_id='0,1', or --gpu_id= for CPUs")
     return gpus[:num_processes]
 
 
@@ -132,13 +129,10 @@ def run_in_parallel(
         # is that of a process that failed before it reached our code.
         reason = failure.message
         if failure.exitcode > 0:
-            reason = (
-                "it could not begin. In a script, what calls recbole_pos.run must stand under "
-                '`if __name__ == "__main__":`'
-            )
-        raise TrainingError(
-            f"a process of the run was lost after {args.max_restarts} restarts: {reason}"
-        )
+            guard = '`if __name__ == "__main__":`'
+            reason = f"it could not begin; in a script recbole_pos.run must stand under {guard}"
+        problem = f"a process of the run was lost after {args.max_restarts} restarts"
+        raise TrainingError(f"{problem}: {reason}")
     return results[0]  # of the process of rank 0; the others have none
 
 

@@ -183,10 +183,8 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     of_schemes = [name for scheme in present for name in SCHEMES.defaults(scheme)]
     for name in dict.fromkeys([*common, *of_model, *of_schemes]):
         if earlier.get(name) != config[name]:
-            raise UsageError(
-                f"{option}: its run was trained with {name}: {earlier.get(name)}, this run has "
-                f"{config[name]}"
-            )
+            problem = f"{option}: its run was trained with {name}: {earlier.get(name)}"
+            raise UsageError(f"{problem}, this run has {config[name]}")
 
 
 # --- data that have grown ---
@@ -205,10 +203,7 @@ def require_updatable(path: str | Path) -> RunFolder:
     """
     folder = RunFolder(path).require("update_from")
     if not folder.names.is_file():
-        raise UsageError(
-            f"update_from: {folder.path} has no {folder.names.name}, which says of which item a "
-            "weight is; copy the run again"
-        )
+        raise UsageError(f"update_from: {folder.path} has no {folder.names.name}; copy it again")
     if is_unfinished(folder):
         raise UsageError(f"update_from: {folder.path} is unfinished; {folder.how_to_finish} first")
     return folder
@@ -248,10 +243,7 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         # ``has_ids`` is false for a table in which an item has no trained vector of its own, only
         # one computed from its content.
         if not model.item_embedding.has_ids:
-            raise UsageError(
-                "new_items: with item_vectors_use: replace, items have no vectors of their own; "
-                "leave it out"
-            )
+            raise UsageError("new_items: items have no own vectors with item_vectors_use: replace")
         tokens = read_item_attribute(dataset, config["new_items"])  # [items, s] ids, 0 for none
         with torch.no_grad():
             fill_new_items(model.item_embedding.weight, num_known, tokens)
@@ -300,8 +292,8 @@ def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: 
         name = shown(str(known.tokens[user_field][user]))
         raise UsageError(
             f"update_from: user {name} has {now[user]} interactions, {before[user]} when "
-            f"{source.path} was trained ({len(shrunk):,} such users), so that the test could be on "
-            "interactions it was trained on; add those that are missing, or train from scratch"
+            f"{source.path} was trained ({len(shrunk):,} such users): the test could be on others "
+            "that it was trained on; add what is missing, or train from scratch"
         )
 
 
