@@ -90,7 +90,7 @@ def test_seen_items_can_be_excluded_from_an_evaluation(run, capsys) -> None:
     log, test = model.dataset.log, model.loaders["test"]._dataset.inter_feat.target.tolist()
     pasts = [log.items[int(log.starts[target]) : target] for target in test]
     repeats = sum(int(log.items[target] in past) for target, past in zip(test, pasts, strict=True))
-    assert repeats > 0 and f"{len(test)} targets, {repeats} of them repeated" in printed
+    assert repeats > 0 and f"{repeats} of them repeated" in printed
 
 
 def test_data_that_have_grown_give_the_same_metrics(run, tmp_path: Path) -> None:

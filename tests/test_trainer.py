@@ -14,7 +14,7 @@ import torch
 from conftest import SMALL, small
 
 import recbole_pos
-from recbole_pos.errors import RunWarning, TrainingError, UsageError
+from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.diagnosis import LossWatch
 from recbole_pos.experiment.folder import RunFolder
@@ -118,12 +118,6 @@ def test_learning_rates_follow_their_formulas(experiment, kind, warmup) -> None:
         want.append(falling.get(kind, 0.1 if kind == "step" and number >= 2 * n else 1.0))
     assert n > warmup and rates == pytest.approx([0.5 * rate for rate in want], rel=1e-9, abs=1e-12)
     assert kind not in ("cosine", "linear") or 0 < rates[-1] < 0.03
-
-
-def test_a_warm_up_that_does_not_end_is_warned_of(experiment) -> None:
-    made = experiment("FPARec", epochs=1, warmup_steps=10_000)
-    with pytest.warns(RunWarning, match="warmup_steps: training ends after .* before 10000"):
-        made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
 
 
 def test_early_stopping_keeps_and_tests_the_best_epoch(tiny, tmp_path) -> None:

@@ -188,7 +188,8 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
     # ``selected_features`` are attributes to embed; refuse those that the model cannot embed.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
-    # The configuration notes which options the model reads that have no value (asked_for).
+    # The configuration gives None for an option that no file, call or default has, and notes in
+    # ``asked_for`` that the model has read it.
     config.asked_for.clear()
     try:
         model = config.model_class(config, train_data)
@@ -197,31 +198,21 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
-        # Warn the author of a custom model (MODELS.added) of options in ``asked_for``. Not when an
-        # existing run is loaded, whose configuration is not ``strict``: it has been said before.
-        if config.strict and config["model"] in MODELS.added:
-            _warn_of_missing(config)
         return model.to(config["device"])
     except UsageError:
         raise
     except Exception as error:  # a model may raise anything for options it cannot work with
         if locate_in_custom_code(error):  # the place in a file of the user's, None if in none
-            _warn_of_missing(config)
             raise
         raise _explain_build_error(error, config, dataset) from error
-
-
-def _warn_of_missing(config: PosConfig) -> None:
-    """Log which options the constructor of a model has read that no source has.
-
-    Sources are the files of options, the call and the defaults. The configuration gives None for
-    such an option, and notes its name in ``asked_for``.
-    """
-    if missing := sorted(config.asked_for):
-        logging.getLogger(__name__).warning(
-            f"{config['model']} reads {', '.join(missing)}, and no default is given for that: it "
-            "got None"
-        )
+    finally:
+        # Warn the author of a custom model (MODELS.added) of options in ``asked_for``. Not when an
+        # existing run is loaded, whose configuration is not ``strict``: it has been said before.
+        if config.asked_for and config.strict and config["model"] in MODELS.added:
+            names = ", ".join(sorted(config.asked_for))
+            logging.getLogger(__name__).warning(
+                f"{config['model']} reads {names}, and no default is given for that: it got None"
+            )
 
 
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from recbole_pos.config.arguments import AttachArguments, RunArguments, split_keywords
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.plugins import allow
@@ -165,16 +163,11 @@ class Catalogue:
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self._vocabulary = vocabulary
         self.field2id_token = vocabulary.tokens
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
         self.events = int(vocabulary.user_counts.sum())
         self.counts_time = vocabulary.counts_time
-
-    @property
-    def popularity(self) -> np.ndarray:
-        """Number of training interactions of each item, [items] int64."""
-        return self._vocabulary.popularity
+        self.popularity = vocabulary.popularity  # [items] int64, of training interactions
 
     def num(self, field: str) -> int:
         """Return the number of ids of a field, padding included."""

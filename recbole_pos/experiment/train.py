@@ -220,12 +220,13 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     """
     # ``count_dataset`` gives users, items and events; ``describe_device`` name, threads, precision.
     config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
-    device = describe_device(config)
+    counts, device = count_dataset(dataset), describe_device(config)
+    num_parameters = count_parameters(experiment.model)
     facts = {
         "model": config["model"],
         "dataset": config["dataset"],
-        **count_dataset(dataset),
-        "parameters": count_parameters(experiment.model),
+        **counts,
+        "parameters": num_parameters,
         "device": device,
         "run_dir": str(folder.path),
         "split": add_sample(dataset.split.summary, config),
@@ -234,18 +235,16 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
 
     # The line of the model, such as "FPARec on ml-100k: 943 users, 1,682 items, ...".
     threads = f"{device['threads']} thread{'s' if device['threads'] > 1 else ''}"
-    parts = [
-        f"{facts['users']:,} users",
-        f"{facts['items']:,} items",
-        f"{facts['events']:,} interactions",
-        f"{facts['parameters']:,} parameters",
-        f"{device['name']} with {threads} in {device['precision']}",
-    ]
-    if experiment.config.loss_reason:  # why the loss of a large catalogue is not the default
-        parts.append(experiment.config.loss_reason)
+    sizes = (
+        f"{counts['users']:,} users, {counts['items']:,} items, {counts['events']:,} interactions"
+    )
+    parts = [f"{config['model']} on {config['dataset']}: {sizes}", f"{num_parameters:,} parameters"]
+    parts.append(f"{device['name']} with {threads} in {device['precision']}")
+    if config.loss_reason:  # why the loss of a large catalogue is not the default
+        parts.append(config.loss_reason)
     if folder.is_kept:
-        parts.append(facts["run_dir"])
-    reporter.line(f"{config['model']} on {config['dataset']}: {', '.join(parts)}")
+        parts.append(str(folder.path))
+    reporter.line(", ".join(parts))
 
     # What is held out, and what it means for the training if there is no validation or no test.
     if split := describe_split(dataset.split.summary):

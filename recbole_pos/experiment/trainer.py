@@ -8,7 +8,6 @@ import inspect
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from logging import getLogger
@@ -25,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
-from recbole_pos.errors import RunWarning, TrainingError, UsageError
+from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
@@ -83,7 +82,6 @@ class PosTrainer(EvaluatingTrainer):
         kept_gradient: within an epoch, the gradient of a large item table, which stays allocated
             from step to step; None if no table is large.
         steps: number of steps taken so far, in all epochs.
-        planned_steps: number of steps of all epochs; 0 until a schedule or a warm-up needs it.
         progress: how far the training has come, and its best metrics.
         best_weights: the weights of the best epoch; None before the first validation.
         identity: digests (hashes) of the training data, which a checkpoint keeps.
@@ -140,7 +138,7 @@ class PosTrainer(EvaluatingTrainer):
                 model.loss = distributed.make_global_loss(model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
         self.kept_gradient: KeptGradient | None = None
-        self.steps = self.planned_steps = 0
+        self.steps = 0
 
         # The state of the training, and where it is written and reported.
         self.progress = Progress()
@@ -305,7 +303,13 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-        self._plan_steps(train_data)
+
+        # The schedules cosine and linear need the number of steps of all epochs. Epochs may differ
+        # in their number of batches: that of the first one counts, also if a run is resumed.
+        num_steps = 0
+        if self.config["lr_scheduler"] in PER_STEP:
+            train_data.set_epoch(0)
+            num_steps = self.epochs * len(train_data)
         train_data.set_epoch(epoch_idx)
 
         # The adapter knows the model's loss for batches of rows or packed ones (of histories). Of
@@ -329,7 +333,7 @@ class PosTrainer(EvaluatingTrainer):
         ):
             batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
             for step, batch in enumerate(batches):
-                rate = compute_learning_rate(self.config, epoch_idx, self.steps, self.planned_steps)
+                rate = compute_learning_rate(self.config, epoch_idx, self.steps, num_steps)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 loss = self._step(loss_func, batch, watch, step)
@@ -351,25 +355,6 @@ class PosTrainer(EvaluatingTrainer):
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
-
-    def _plan_steps(self, train_data: Any) -> None:
-        """Set ``planned_steps``, the number of steps of all epochs, if the learning rate needs it.
-
-        A rate that falls with every step (``PER_STEP``) needs it, and so does a warm-up.
-
-        Args:
-            train_data: the loader of the training data.
-        """
-        warmup = self.config["warmup_steps"]
-        is_needed = self.config["lr_scheduler"] in PER_STEP or warmup
-        if not is_needed or self.planned_steps > 0:
-            return
-        # Epochs may differ in their number of batches; a resumed run, too, counts by the first one.
-        train_data.set_epoch(0)
-        self.planned_steps = self.epochs * len(train_data)
-        if warmup >= self.planned_steps > 0:
-            text = f"warmup_steps: training ends after {self.planned_steps} steps, before {warmup}"
-            warnings.warn(text, RunWarning, 2)
 
     def _seed_process(self, epoch: int) -> None:
         """Seed the random numbers of one of several processes for an epoch.
