@@ -257,8 +257,7 @@ class PosTrainer(EvaluatingTrainer):
                 trim_heap()
                 has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
-                calls_back = callback_fn is not None and line["valid"] is not None
-                self._finish_epoch(line, keep_now=epoch == 0 or calls_back)
+                self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
                 self.reporter.show_epoch(line, self.valid_metric, has_improved)
                 if callback_fn is not None and line["valid"] is not None:
                     callback_fn(epoch, line["valid"][self.valid_metric])
