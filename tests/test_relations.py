@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shop import LOAD, RELATIONS, Cells, all_windows, find, open_shop, similarity, tables, write
@@ -192,19 +191,6 @@ def test_tables_too_large_are_refused(tmp_path: Path, monkeypatch) -> None:
     assert (opened.model.lookup.by_attribute[0].table.values == 2).all()
     with pytest.raises(UsageError, match="^relations: title relates up to"):
         open_shop(folder, load_col=load, relations=["title"])
-
-
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_infinite_cells_are_missing(tmp_path: Path) -> None:
-    """RecBole would put the mean, which is infinite or no number, in empty cells."""
-    made = tables()
-    made["item"]["price:float"] = [5.0, "inf", "-inf", "", *[2.0] * (len(made["item"]) - 4)]
-    made = open_shop(write(tmp_path, made), relations=["price"])
-    missing, price = made.dataset.missing["price"], made.model.lookup.by_attribute[0]
-    assert missing.sum() == 3 + 2  # padding and the item without a row
-    assert torch.isfinite(made.dataset.item_feat["price"]).all()
-    is_related = np.diff(price.table.indptr)[price.table.class_of] > 0
-    assert not is_related[missing].any() and is_related[~missing].all()
 
 
 @pytest.mark.parametrize(

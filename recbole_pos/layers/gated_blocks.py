@@ -14,8 +14,6 @@ References:
 
 from __future__ import annotations
 
-import functools
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -103,8 +101,11 @@ class PointwiseAttention(MultiHeadAttention):
             out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
         else:
             # the weights of a few sequences at a time, not [b, h, t, t] of the whole batch
-            mix_values = functools.partial(_mix_values, n=n)
-            out = compute_in_chunks(mix_values, (q, k, v, bias), q.size(1) * batch.width**2)
+            out = compute_in_chunks(
+                lambda q, k, v, bias: _compute_weights(q, k, bias, n) @ v,
+                (q, k, v, bias),
+                q.size(1) * batch.width**2,
+            )
 
         # back from padded blocks to [m, d], and the gate
         out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
@@ -140,11 +141,6 @@ def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tenso
     logits = q @ k.transpose(-1, -2)
     logits = logits if bias is None else logits + bias
     return (F.silu(logits) / n).tril()
-
-
-def _mix_values(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
-    """Return (SiLU(q k^T + bias) / n under the causal mask) v, [b, h, t, e] like q, k, v."""
-    return _compute_weights(q, k, bias, n) @ v
 
 
 class GatedAttention(MultiHeadAttention):
