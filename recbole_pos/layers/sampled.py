@@ -116,8 +116,10 @@ class SampledLoss:
     def __call__(self, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
         """Sample negatives, and return the mean loss of the targets against them.
 
-        With ``in_batch`` nothing is sampled: the negatives are the targets of the batch, each
-        distinct item once, and it counts as often as it occurs.
+        Positions are split into groups (``_count_groups``), and all positions of a group share n
+        negatives. With ``in_batch`` nothing is sampled: the negatives of every group are the
+        targets of the batch. Each distinct item is one negative, which counts as often as it
+        occurs: the targets 5, 7, 5 are the negatives 5, counted twice, and 7.
 
         Args:
             states: [m, d] states that predict.
@@ -130,10 +132,9 @@ class SampledLoss:
         if self.loss_type != "in_batch":
             return self.compute(states, vectors, targets, self.sample(targets))
         distinct, repeats = targets.unique(return_counts=True)
-        # every group of positions has the same negatives, [groups, n]
-        items = distinct.expand(_count_groups(targets, len(distinct)), -1)
-        log_repeats = repeats.double().log()  # [n]
-        return self.compute(states, vectors, targets, items, log_repeats)
+        num_groups = _count_groups(targets, len(distinct))
+        items = distinct.expand(num_groups, -1)  # [groups, n], the same negatives in every group
+        return self.compute(states, vectors, targets, items, log_repeats=repeats.double().log())
 
     def sample(self, targets: Tensor) -> Tensor:
         """Sample negative items with replacement by ``negative_sampler``.
@@ -170,14 +171,15 @@ class SampledLoss:
     ) -> Tensor:
         """Return the mean loss of targets against negatives that are given.
 
-        With z_t the logit of the target and z_j those of n negatives, the loss of a position is
+        With z_t the logit of the target, z_j those of its n negatives, and q_t and q_j the
+        probabilities by which these items are sampled, the loss of a position is
 
             binary     (-beta log sigma(z_t) - sum_j log sigma(-z_j) / (1 - q_t)) / (n + 1)
             softmax    -log( e^(z_t + a) / (e^(z_t + a) + sum_j e^(z_j + b_j)) )
 
-        where BCE has beta = 1 and gBCE (Petrov and Macdonald, RecSys 2023) beta = 1 - t (1 - rate)
-        with t = ``gbce_t`` and rate the share of other items that are sampled. q is the
-        distribution that negatives are sampled from, a and b correct for it.
+        BCE and gBCE are binary. BCE has beta = 1, and gBCE (Petrov and Macdonald, RecSys 2023)
+        beta = 1 - t (1 - rate) with t = ``gbce_t`` and rate the share of other items that are
+        sampled. All others are softmaxes; :meth:`_compute_shifts` says what a and b_j are.
 
         Args:
             states: [m, d] states that predict.
