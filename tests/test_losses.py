@@ -12,10 +12,11 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from conftest import SMALL, make_log, write_atomic
+from conftest import SMALL, make_log, small, write_atomic
 from torch import Tensor
 
 import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.layers import chunks, losses, scalable
 from recbole_pos.layers.sampled import SampledLoss
@@ -367,7 +368,6 @@ def test_a_large_catalogue_is_trained_by_sce(tiny: Path, tmp_path: Path, capsys)
     [
         ("FPARec", {"sce_above": 40}),  # as many as there are
         ("FPARec", {"sce_above": None}),
-        ("FPARec", {"sce_above": 39, "loss_type": "CE"}),  # given
         ("FPARec", {"sce_above": 39, "target_window": 2}),
         ("AttrFormer", {"sce_above": 39}),
         ("SASRec", {}),
@@ -376,3 +376,13 @@ def test_a_large_catalogue_is_trained_by_sce(tiny: Path, tmp_path: Path, capsys)
 )
 def test_other_runs_keep_cross_entropy(experiment: Any, model: str, options: dict) -> None:
     assert experiment(model, **options).config.plain["loss_type"] == "CE"
+
+
+def test_a_loss_that_is_given_is_not_replaced(tiny: Path) -> None:
+    """Neither in another process, which gets all options of the first one."""
+    for given, loss in (({"loss_type": "CE"}, "CE"), ({}, "SCE")):
+        config = small("FPARec", data_path=str(tiny), **given)
+        again = PosConfig(None, None, None, config.plain)
+        for one in (config, again):
+            one.adapt_loss(100_001)
+            assert one.plain["loss_type"] == one["loss_type"] == loss

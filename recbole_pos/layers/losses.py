@@ -164,27 +164,13 @@ def _compute_losses(
 
 
 class EarlyGradients(torch.autograd.Function):
-    """Base of losses whose ``forward`` computes the gradients to states and item vectors, too."""
+    """Base of losses whose ``forward`` computes the gradients to states and item vectors, too.
 
-    @staticmethod
-    def keep(
-        ctx: Any,
-        grad_states: Tensor | None,
-        grad_vectors: Tensor | None,
-        rows: Tensor | None = None,
-        size: torch.Size | None = None,
-    ) -> None:
-        """Save the gradients that ``forward`` has computed already, for ``backward`` to return.
-
-        Args:
-            ctx: torch's context of the function.
-            grad_states: [m, d] gradient to states; None if it is not needed.
-            grad_vectors: gradient to item vectors, [items, d] or, with ``rows``, [len(rows), d].
-            rows: int64 items that the gradient belongs to, all others being 0; None for all items.
-            size: shape of the table of item vectors, to be given with ``rows``.
-        """
-        ctx.save_for_backward(grad_states, grad_vectors)
-        ctx.rows, ctx.size = rows, size
+    The first two arguments of ``forward`` are states [m, d] and item vectors [items, d]. It must
+    save their two gradients, None for one that is not needed, with ``ctx.save_for_backward``. The
+    gradient to item vectors may have only some rows, all others being 0: then ``ctx.rows`` are
+    these items, int64 and ascending, else None. ``ctx.size`` is the shape of all item vectors.
+    """
 
     @staticmethod
     @once_differentiable
@@ -192,7 +178,7 @@ class EarlyGradients(torch.autograd.Function):
         """Return the saved gradients to states and item vectors, times the gradient of the loss.
 
         Args:
-            ctx: torch's context with what :meth:`keep` has saved.
+            ctx: torch's context with what ``forward`` has saved.
             grad: scalar gradient to the loss.
 
         Returns:
@@ -207,7 +193,6 @@ class EarlyGradients(torch.autograd.Function):
         grad_states, grad_vectors = grads
         if grad_vectors is not None and ctx.rows is not None:  # as a sparse tensor of all items
             grad_vectors = make_row_gradient(ctx.rows, grad_vectors, ctx.size)
-        # states and vectors are the first two arguments of ``forward``
         other_grads = [None] * (len(ctx.needs_input_grad) - 2)
         return grad_states, grad_vectors, *other_grads
 

@@ -387,7 +387,8 @@ class _SharedNegatives(EarlyGradients):
         if grad_vectors is not None:
             grad_vectors.index_add_(0, target_index, grad_target * states)
         grad_states = grad_states.addcmul(grad_target, target_vectors)
-        EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
+        ctx.save_for_backward(grad_states, grad_vectors)
+        ctx.rows, ctx.size = rows, vectors.shape
         return total.to(states.dtype)
 
 

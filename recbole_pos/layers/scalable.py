@@ -316,7 +316,8 @@ class _BucketCrossEntropy(EarlyGradients):
             if grad_vectors is not None:
                 item_rows = item_index[chunk].flatten()
                 grad_vectors.index_add_(0, item_rows, (grad.mT @ chunk_states).flatten(0, 1))
-        EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
+        ctx.save_for_backward(grad_states, grad_vectors)
+        ctx.rows, ctx.size = rows, vectors.shape
         return loss
 
 
