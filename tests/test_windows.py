@@ -108,11 +108,11 @@ def test_no_batch_has_more_events_than_it_may(experiment, mode: str, most: int) 
     loader = open_loader(experiment, **options, train_batch_events=most)
     batches, whole = loader._get_batches(), open_loader(experiment, **options)._get_batches()
     assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
-    events = [loader.windows.lengths[batch].sum() for batch in batches]
-    assert all(n <= most or len(batch) == 1 for n, batch in zip(events, batches, strict=True))
-    fit = {tuple(batch) for batch in whole if loader.windows.lengths[batch].sum() <= most}
+    lengths = loader.windows.lengths
+    assert all(lengths[batch].sum() <= most or len(batch) == 1 for batch in batches)
+    fit = {tuple(batch) for batch in whole if lengths[batch].sum() <= most}
     assert fit <= {tuple(batch) for batch in batches}
-    assert most < 30 or len(batches) <= 2 * sum(events) / most + len(whole)
+    assert most < 30 or len(batches) <= 2 * lengths.sum() / most + len(whole)
 
 
 def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> None:

@@ -87,13 +87,11 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
     """
     # Take the columns that the user names. ``row_order`` as time says that there is no column.
     # ``_USUAL_NAMES`` has each role, with the usual names of its column.
-    roles = {}
-    for role in _USUAL_NAMES:
-        given = getattr(args, role)
-        if given is not None:
-            roles[role] = str(given)
-            if (role, given) != ("time", ROW_ORDER):
-                require_column(roles[role], source.columns, role)
+    given = {role: getattr(args, role) for role in _USUAL_NAMES}
+    roles = {role: str(name) for role, name in given.items() if name is not None}
+    for role, name in roles.items():
+        if (role, name) != ("time", ROW_ORDER):
+            require_column(name, source.columns, role)
 
     # Guess the others among the columns that are left.
     for role in _USUAL_NAMES:

@@ -226,9 +226,8 @@ def _join_lists(chunk: Any) -> pa.Array:
     values = chunk.values.cast(pa.string()).fill_null("")
     # LargeListArray.from_arrays refuses the nulls of a sliced array, so it is given none: a null
     # becomes an empty text here, and null again in the last line.
-    text = pc.binary_join(pa.LargeListArray.from_arrays(chunk.offsets, values), INNER).cast(
-        pa.string()
-    )
+    lists = pa.LargeListArray.from_arrays(chunk.offsets, values)
+    text = pc.binary_join(lists, INNER).cast(pa.string())
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 

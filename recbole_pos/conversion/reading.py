@@ -263,11 +263,10 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Sou
 
     # Number the line where each row begins: a row of three lines moves the rows after it by two.
     # Good and broken rows are numbered together, and then the numbers of their lines are separated.
-    num_rows = table.num_rows + len(broken_rows)
-    shift = np.zeros(num_rows + 1, np.int64)
+    num_lines = np.ones(table.num_rows + len(broken_rows), np.int64)  # of each row
     for row, count in num_further.items():
-        shift[row + 1] = count
-    lines = num_skipped + 1 + np.arange(num_rows) + np.cumsum(shift)[:num_rows]
+        num_lines[row] += count
+    lines = num_skipped + 1 + np.cumsum(num_lines) - num_lines
     broken_lines = [(int(lines[row]), fault) for row, fault in broken_rows]
     good_lines = np.delete(lines, [row for row, _ in broken_rows])
     return _make_source(file, table, good_lines, broken_lines)

@@ -117,9 +117,8 @@ class Vocabulary:
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
         for field, names in self.tokens.items():
-            counts = counts_by_field.get(field)
-            events = np.full(len(names) - 1, -1) if counts is None else counts[1:]
-            columns = {"field": field, "token": names[1:].astype(str), "events": events}
+            counts = counts_by_field.get(field, np.full(len(names), -1))
+            columns = {"field": field, "token": names[1:].astype(str), "events": counts[1:]}
             tables.append(pd.DataFrame(columns))
         table = pd.concat(tables, ignore_index=True).astype({"field": "category"})
         table.attrs = {_COUNTS_TIME: self.counts_time}

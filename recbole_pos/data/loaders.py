@@ -49,8 +49,6 @@ class WindowLoader:
         windows: all training windows.
         features: columns of attributes of interactions and users that batches carry.
         requirements: what the model declares about its batches.
-        groups: a row for each group, with the columns ``windows`` (how many), ``max_length`` (of
-            its longest window), ``inputs`` and ``targets`` (numbers of all its windows).
         num_targets: number of targets in one epoch, of all processes.
         epoch: number of the epoch whose batches are yielded.
         shard: the part of every batch that this process yields: all of it, until :meth:`divide`.
@@ -73,6 +71,7 @@ class WindowLoader:
         self.dataset = self._dataset = dataset
         self.log = dataset.data.log
         self.windows = dataset.data.make_training_windows()
+        self.num_targets = int(self.windows.num_targets.sum())
         self.features = read_history_features(dataset.data)
         self.requirements = requirements
 
@@ -80,10 +79,6 @@ class WindowLoader:
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.max_inputs = config["train_batch_events"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
-
-        # The sizes of the groups, and of the whole epoch.
-        self.groups, self._windows_by_group = self._group_windows()
-        self.num_targets = int(self.windows.num_targets.sum())
 
         # The state of the loader. The gatherer makes a batch of the numbers of its windows, on the
         # device where it has a copy of the data; the batches of an epoch are kept with its number.
@@ -110,7 +105,8 @@ class WindowLoader:
         groups [1] and [0, 2], in the order of the users.
 
         Returns:
-            groups: the table of groups, see the attributes of this class.
+            groups: a row for each group, with the columns ``windows`` (how many), ``max_length``
+                (of its longest window), ``inputs`` and ``targets`` (numbers of all its windows).
             windows_by_group: for each group the numbers of its windows, oldest first; None if each
                 window is a group, whose number is that of the window.
         """
@@ -144,31 +140,31 @@ class WindowLoader:
         Returns:
             For each batch the numbers of its windows, [k] int64.
         """
-        # Put the groups in random order.
+        # Put the groups of windows in random order.
+        groups, windows_by_group = self._group_windows()
         rng = np.random.default_rng((self.seed, self.epoch))
-        num_groups = len(self.groups)
-        order = rng.permutation(num_groups) if self.shuffle else np.arange(num_groups)
+        order = rng.permutation(len(groups)) if self.shuffle else np.arange(len(groups))
 
         # Cut that order into pools, such as [[4, 0, 2], [1, 3]], each with about as many windows as
         # ``pool_size`` batches: a group is of pool 0, 1, ... by the number of windows before it.
-        sizes = self.groups["windows"].to_numpy()[order]
+        sizes = groups["windows"].to_numpy()[order]
         num_before = np.cumsum(sizes) - sizes
         pools = _split_where_different(order, num_before // (self.batch_size * self.pool_size))
 
         # Cut each pool into batches of groups, and the large ones of these into smaller ones.
-        batches = [batch for pool in pools for batch in self._cut_pool(pool)]
+        batches = [batch for pool in pools for batch in self._cut_pool(pool, groups.iloc[pool])]
         if self.max_inputs is not None:
-            batches = [part for batch in batches for part in self._limit_inputs(batch)]
+            num_inputs = groups["inputs"].to_numpy()
+            batches = [part for batch in batches for part in self._limit_inputs(batch, num_inputs)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
 
         # Replace groups by their windows, if a group may have several.
-        windows_by_group = self._windows_by_group
         if windows_by_group is None:
             return batches
         return [np.concatenate([windows_by_group[i] for i in batch]) for batch in batches]
 
-    def _cut_pool(self, pool: np.ndarray) -> list[np.ndarray]:
+    def _cut_pool(self, pool: np.ndarray, sizes: pd.DataFrame) -> list[np.ndarray]:
         """Cut a pool of groups into batches, each with about ``batch_size`` windows.
 
         If pools have several batches, the groups are sorted by length first, so that windows of a
@@ -176,11 +172,11 @@ class WindowLoader:
 
         Args:
             pool: [n] numbers of groups.
+            sizes: their rows in the table of groups, see :meth:`_group_windows`.
 
         Returns:
             For each batch the numbers of its groups.
         """
-        sizes = self.groups.iloc[pool]
         num_batches = math.ceil(sizes["windows"].sum() / self.batch_size)
         if self.pool_size == 1 or not self.shuffle:
             return np.array_split(pool, min(num_batches, len(pool)))
@@ -188,23 +184,23 @@ class WindowLoader:
         num_targets = sizes["targets"].to_numpy()
         return _split_evenly(pool[by_length], num_targets[by_length], num_batches)
 
-    def _limit_inputs(self, batch: np.ndarray) -> list[np.ndarray]:
+    def _limit_inputs(self, batch: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
         """Cut a batch into smaller ones, each of at most ``max_inputs`` inputs or of one group.
 
         Args:
             batch: [k] numbers of the groups in the batch.
+            num_inputs: [groups] number of inputs of every group.
 
         Returns:
             For each smaller batch the numbers of its groups.
         """
         # Cut by numbers of inputs into as few batches as may do; one that is still too large (since
         # groups are not of equal size) is cut again.
-        num_inputs = self.groups["inputs"].to_numpy()[batch]
-        total = int(num_inputs.sum())
+        total = int(num_inputs[batch].sum())
         if total <= self.max_inputs or len(batch) == 1:
             return [batch]
-        cuts = _split_evenly(batch, num_inputs, math.ceil(total / self.max_inputs))
-        return [part for cut in cuts for part in self._limit_inputs(cut)]
+        cuts = _split_evenly(batch, num_inputs[batch], math.ceil(total / self.max_inputs))
+        return [part for cut in cuts for part in self._limit_inputs(cut, num_inputs)]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
         """Yield the batches of this epoch or, with several processes, this one's part of each."""
@@ -336,6 +332,8 @@ class RowLoader(TrainDataLoader):
         """
         if shard.is_alone or not self.shard.is_alone:
             return
+        if self.num_workers:  # they would count the targets of a batch in processes of their own
+            raise UsageError("worker: with nproc batches are made in each process; expected 0")
         collate, self.shard = self.collate_fn, shard
         self.collate_fn = lambda index: collate(shard.take(index))
 
