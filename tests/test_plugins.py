@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import SCRIPT, run_python, train
+from conftest import run_python, train
 from own_models import GRU, MODULE, REGISTER, config_of, options
 from recbole.model.abstract_recommender import SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
@@ -303,16 +303,12 @@ def test_a_file_does_not_choose_code(stranger: Path, monkeypatch, capsys) -> Non
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="it has no PYTHONSAFEPATH")
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_processes_import_nothing_from_the_working_directory(stranger: Path, whole: bool) -> None:
+def test_processes_import_nothing_from_the_working_directory(stranger: Path) -> None:
     """Python would search it before installed packages; Ray's processes: test_study_driver.py."""
     for module in ("numpy", "pickle", "multiprocessing", "recbole_pos"):
         shutil.copy("mine.py", f"{module}.py")
-    if whole:
-        run_python(SCRIPT, "run", "--resume", ".", "--nproc=2")
-    else:
-        with keep_working_directory_out():
-            run_python("-c", "import pickle")
+    with keep_working_directory_out():
+        run_python("-c", "import pickle")
     assert not (stranger / "ran").exists()
 
 
