@@ -23,12 +23,9 @@ from rich.table import Table
 from recbole_pos.errors import UsageError
 from recbole_pos.model import models
 from recbole_pos.model.models import MODELS
-from recbole_pos.position.schemes import REPLACES, SCHEMES, read_facts
+from recbole_pos.position.schemes import SCHEMES, read_facts
 from recbole_pos.registry import US, Registry
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
-
-# What position schemes change, in the order in which they are listed.
-_PLACES = ("none", "input", "query, key", "logits", "key, value", REPLACES)
 
 
 def list_models() -> None:
@@ -57,7 +54,7 @@ def list_schemes() -> None:
     # What is known of the schemes of this package is read from their yaml files, since to import
     # them takes seconds. A custom scheme is built to find it out.
     facts = {name: read_facts(name) for name in SCHEMES.shipped}
-    names = sorted(facts, key=lambda name: _PLACES.index(facts[name].place))
+    names = sorted(facts, key=lambda name: facts[name].place)  # what it changes
     for name in SCHEMES.added:
         from recbole_pos.position.build import describe
 
