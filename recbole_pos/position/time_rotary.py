@@ -427,7 +427,8 @@ class TimeOrderRotaryPosition(AngularPosition):
         # up to all e / 2 planes of a head, of which order turns the first and time the last
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
-        return torch.where(self.by_order, order, 0.0), torch.where(self.by_time, time, 0.0)
+        # times 1 or 0, which exported programs compute in one type
+        return order * self.by_order.to(order.dtype), time * self.by_time.to(time.dtype)
 
     def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle by which order and time turn every plane (TO-RoPE, equation 4).
