@@ -53,7 +53,7 @@ class Factor(nn.Module):
             # history is in the last row, and zeros stand before shorter histories ("end").
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             columns = block.flatten(1)  # [t, b h e]: one product for all histories and heads
-            mixed = (self.matrix(len(columns)) @ columns).view(block.shape)
+            mixed = (self.matrix(columns.size(0)) @ columns).view(block.shape)
             return batch.unpad(mixed, "end", time_major=True).to(x.dtype)
 
 
