@@ -110,15 +110,17 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
     _require_same(encoder, load_program(folder / f"vector.{SUFFIX[format]}"))
     _write_program(recommend, folder, format, "recommend", ("best", "scores"))
 
-    # Names of items, and of the tokens of features: programs know only their ids.
-    _write_json(folder / "items.json", names)
+    # Names of items, and of the tokens of features, whose ids the programs read. A feature of
+    # numbers has None. The feature events_brand is the field brand of interactions.
+    names_by_file: dict[str, Any] = {"items": names}
     if encoder.fields:
-        tokens: dict[str, list[Any] | None] = {}
-        for name, embed in encoder.fields.items():
-            field = name.partition("_")[2]  # events_brand is the field brand
-            # None stands for numbers, which have no names.
-            tokens[name] = None if embed.numeric else _list_tokens(dataset, field)
-        _write_json(folder / "features.json", tokens)
+        names_by_file["features"] = {
+            name: None if embed.numeric else _list_tokens(dataset, name.partition("_")[2])
+            for name, embed in encoder.fields.items()
+        }
+    for stem, content in names_by_file.items():
+        text = json.dumps(content, ensure_ascii=False)
+        (folder / f"{stem}.json").write_text(text, encoding="utf-8")
 
     # Vectors of items for a search by vectors; the parquet leaves out the padding item 0.
     vectors = encoder.model.item_vectors().numpy()
@@ -167,10 +169,6 @@ def _list_tokens(dataset: Dataset, field: str) -> list[Any]:
     return [None, *dataset.field2id_token[field][1:].tolist()]
 
 
-def _write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-
-
 def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
     """Return the README of an exported model, with an example in Python that runs.
 
@@ -182,7 +180,7 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
             of the example.
         config: options of the run.
     """
-    # What each input is (if that is not obvious), and an example of its value as code.
+    # What each input is (if that is not obvious), and Python code for an example of its value.
     unit = config["timestamp_unit"]
     descriptions = {
         "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
@@ -195,13 +193,18 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         "times": "np.array([times])",
         "at": "np.array([times[-1] + 3600.0])",
     }
+    code_of_sizes = {"B": "1", "L": "len(history)", "s": "1"}
     for name, embed in encoder.fields.items():
-        descriptions[name], examples[name] = _describe_feature(name, embed)
-
-    # Inputs of the program in their order.
-    inputs = list(Recommend(encoder, k).inputs)
-    if format == "onnx":
-        inputs.remove("allowed")  # it is optional there
+        # Of a feature, the example has no values.
+        dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
+        if embed.numeric:
+            dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
+        axes = encoder.axes[name]
+        descriptions[name] = f"{dtype} [{', '.join(axes)}], {meaning}"
+        sizes = "".join(f"{code_of_sizes[axis]}, " for axis in axes)
+        examples[name] = f"np.full(({sizes}), {missing}, np.{dtype})"
+    # ONNX needs no ``allowed``.
+    inputs = [x for x in Recommend(encoder, k).inputs if format != "onnx" or x != "allowed"]
 
     # The three items of the example happen an hour apart in July 2017.
     times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
@@ -225,31 +228,6 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         size=f"{len(names):,}",
         d=encoder.model.item_vectors().size(1),
     )
-
-
-def _describe_feature(name: str, embed: Any) -> tuple[str, str]:
-    """Return what the README says about a feature that is an input of an exported model.
-
-    Args:
-        name: name of the input, such as ``events_rating`` (of interactions) or ``user_age``.
-        embed: the layer of the model that embeds the feature.
-
-    Returns:
-        A description such as ``float32 [B, L], a number, NaN for none``, and Python code for an
-        example without a value, such as ``np.full((1, len(history),), np.nan, np.float32)``.
-    """
-    # Size of each dimension: B users, L interactions, s names in a value that is a list.
-    sizes = {"B": "1"}
-    if name.startswith("events_"):
-        sizes["L"] = "len(history)"
-    if not embed.numeric and embed.is_list:
-        sizes["s"] = "1"
-    if embed.numeric:
-        dtype, missing_value, meaning = "float32", "np.nan", "a number, NaN for none"
-    else:
-        dtype, missing_value, meaning = "int64", "0", "ids by `features.json`, 0 for none"
-    description = f"{dtype} [{', '.join(sizes)}], {meaning}"
-    return description, f"np.full(({', '.join(sizes.values())},), {missing_value}, np.{dtype})"
 
 
 def load_program(path: Path) -> Program:
@@ -316,27 +294,33 @@ class Encoder(nn.Module):
         model: the trained model, on a CPU.
 
     Attributes:
-        fields: embeddings by the names of feature inputs, such as ``events_rating``.
-        inputs: names of the inputs of :meth:`forward`, in order.
+        fields: embeddings by the names of feature inputs, such as ``events_rating`` or ``user_age``
+            for the field rating of interactions or age of users.
+        axes: dimensions of each input of :meth:`forward`, in order: B is the number of histories,
+            L the longest length, and s the longest list that is a value of a feature. ``items``
+            has "BL".
+        inputs: names of the inputs.
     """
 
     def __init__(self, model: PosRecommender) -> None:
         """Freeze the model, and list the inputs that it reads."""
         super().__init__()
         self.model = model.eval().requires_grad_(False)
+        self.axes = {"items": "BL", "lengths": "B"}
+        if model.needs_time:
+            self.axes["times"] = "BL"
+        if model.reads_request:
+            self.axes["at"] = "B"
+
         # ``events`` or ``user`` -> field -> the layer that embeds this feature
         tables = {} if model.event_features is None else model.event_features.by_table()
-        self.fields = {
-            f"{table}_{name}": embed
-            for table, embeds in tables.items()
-            for name, embed in embeds.items()
-        }
-        names = ["items", "lengths"]
-        if model.needs_time:
-            names.append("times")
-        if model.reads_request:
-            names.append("at")
-        self.inputs = (*names, *self.fields)
+        self.fields = {}
+        for table, embeds in tables.items():
+            for field, embed in embeds.items():
+                name, is_list = f"{table}_{field}", not embed.numeric and embed.is_list
+                self.fields[name] = embed
+                self.axes[name] = ("BL" if table == "events" else "B") + ("s" if is_list else "")
+        self.inputs = tuple(self.axes)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the vectors [B, d] of histories.
@@ -368,12 +352,14 @@ class Encoder(nn.Module):
             lengths: [B] number of interactions of each history.
             generator: torch's generator of random numbers.
         """
-        model, shape = self.model, (len(lengths), int(lengths.max()))
-        is_padding = torch.arange(shape[1]) >= lengths[:, None]
-        items = torch.randint(1, model.n_items, shape, generator=generator)
+        model = self.model
+        sizes = {"B": len(lengths), "L": int(lengths.max()), "s": 2}
+        shapes = {name: [sizes[axis] for axis in axes] for name, axes in self.axes.items()}
+        is_padding = torch.arange(sizes["L"]) >= lengths[:, None]
+        items = torch.randint(1, model.n_items, shapes["items"], generator=generator)
 
         # Times from July 2017 on, with gaps of 1 second to 2 weeks (e^14 s), uniform in logarithm.
-        gaps = (14 * torch.rand(shape, generator=generator, dtype=torch.float64)).exp()
+        gaps = (14 * torch.rand(shapes["items"], generator=generator, dtype=torch.float64)).exp()
         times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
         values = {
             "items": items.masked_fill(is_padding, 0),
@@ -382,14 +368,12 @@ class Encoder(nn.Module):
             "at": times[:, -1] + 3600 / model.time_unit,
         }
 
-        # Features: numbers, or ids below len(embed.table), their number; lists have two ids each.
+        # Features: numbers, or ids below len(embed.table), the number of ids.
         for name, embed in self.fields.items():
-            field_shape: tuple[int, ...] = shape if name.startswith("events_") else shape[:1]
             if embed.numeric:
-                values[name] = torch.randn(field_shape, generator=generator)
+                values[name] = torch.randn(shapes[name], generator=generator)
             else:
-                field_shape = (*field_shape, 2) if embed.is_list else field_shape
-                values[name] = torch.randint(len(embed.table), field_shape, generator=generator)
+                values[name] = torch.randint(len(embed.table), shapes[name], generator=generator)
         return {name: values[name] for name in self.inputs}
 
 
@@ -431,24 +415,24 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any) -> Encoder:
-    """Wrap a trained model as an Encoder, which makes vectors of histories, on the CPU.
+    """Wrap a trained model as an Encoder, which makes vectors of histories; both go to the CPU.
 
     Raises:
         UsageError: if the model does not score by products of the vectors of a history and of
             items, or reads more than the history.
     """
-    # The encoder computes what PosRecommender does, so a model that overrides this is refused.
-    name = ensure_registered(type(model))  # as users write it
-    overrides = isinstance(model, PosRecommender) and any(
-        getattr(type(model), method) is not getattr(PosRecommender, method)
-        for method in ("compute_states", "full_sort_predict")
-    )
-    # So is one that ``prepares`` its batches: it makes graphs of histories, or compares users.
-    if not isinstance(model, PosRecommender) or model.prepares or overrides:
+    # The encoder does what these two methods of PosRecommender do, so a model with others of its
+    # own is refused. So is one that ``prepares`` its batches: it makes a graph of each history, or
+    # compares it with those of other users.
+    can_be_exported = isinstance(model, PosRecommender) and not model.prepares
+    for method in ("compute_states", "full_sort_predict"):
+        original = getattr(PosRecommender, method)
+        can_be_exported = can_be_exported and getattr(type(model), method) is original
+    if not can_be_exported:
         raise UsageError(
-            f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
-            "RecBole's models, AttrFormer, models of graphs and models with states or scores of "
-            "their own do not; `recbole-pos serve` answers with any model"
+            f"{ensure_registered(type(model))} cannot be exported: a program reads one history by "
+            "the plugin's layers. RecBole's models, AttrFormer, models of graphs, and models with "
+            "states or scores of their own do more; `recbole-pos serve` answers with any model"
         )
     return Encoder(model.to("cpu"))
 
@@ -457,34 +441,28 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     """Record what a module computes as a program for any number of histories of any length.
 
     Raises:
-        UsageError: if torch cannot trace (record) it.
+        UsageError: if torch cannot record it.
     """
+    # An example of the inputs: three histories, shorter than the longest (n) where that is
+    # possible. :class:`Recommend` also reads which items are allowed, here in two rows.
     encoder = module.encoder if isinstance(module, Recommend) else module
-    n, batch = encoder.model.max_seq_length, Dim("batch")
-
-    # For each input, which dimensions may differ from call to call: 0 is the number of histories,
-    # 1 of inputs with a value for each interaction is the length.
-    per_user: dict[int, Any] = {0: batch}
-    per_item = dict(per_user)
-    if n > 1:  # torch.export takes sizes 0 and 1 for constants
-        per_item[1] = Dim("length", min=1, max=n)
-    shapes = {"items": per_item, "times": per_item, "lengths": per_user, "at": per_user}
-    shapes["allowed"] = {0: Dim("rows")}
-    for name, embed in encoder.fields.items():
-        shapes[name] = dict(per_item if name.startswith("events_") else per_user)
-        if not embed.numeric and embed.is_list:  # the last dimension is that of the list
-            last_dim = 2 if name.startswith("events_") else 1
-            shapes[name][last_dim] = Dim(f"longest_{name}", min=1)
-
-    # Trace with an example of three histories, shorter than the longest where that is possible.
-    lengths = torch.full((3,), max(n - 1, min(n, 2)))
-    inputs = encoder.random_inputs(lengths, torch.Generator())
+    n = encoder.model.max_seq_length
+    length = n - 1 if n > 2 else n
+    inputs = encoder.random_inputs(torch.full((3,), length), torch.Generator())
     inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
+
+    # Tell torch which sizes (dimensions of each input) may be others than in the example. None is a
+    # size that may not: that of the catalogue, and the length if it can only be 1.
+    sizes = {"B": Dim("batch"), "L": Dim("length", min=1, max=n) if n > 1 else None}
+    dynamic_shapes: dict[str, list[Any]] = {"allowed": [Dim("rows"), None]}
+    for name, axes in encoder.axes.items():
+        sizes["s"] = Dim(f"longest_{name}", min=1)  # each list has a size of its own
+        dynamic_shapes[name] = [sizes[axis] for axis in axes]
     try:
         return torch.export.export(
             module,
             tuple(inputs[name] for name in module.inputs),
-            dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
+            dynamic_shapes=(tuple(dynamic_shapes[name] for name in module.inputs),),
             prefer_deferred_runtime_asserts_over_guards=True,  # some guards cannot be proved
         )
     except Exception as error:  # torch raises errors of many kinds
@@ -521,14 +499,16 @@ def write_onnx(
     """
     import onnx_ir  # here, since the package is optional
 
+    # Two operations of torch are translated by functions of ours: ONNX has no cummin, and the
+    # exporter's own translation of scalar_tensor loses digits of times.
+    own_translations = {torch.ops.aten.scalar_tensor.default: _scalar}
     try:
-        with _silence_exporter():  # _cummin: ONNX has no such operation; _scalar: keeps digits
-            program = program.run_decompositions({torch.ops.aten.cummin.default: _cummin})
+        with _silence_exporter():
             onnx_program = torch.onnx.export(
-                program,
+                program.run_decompositions({torch.ops.aten.cummin.default: _cummin}),
                 input_names=inputs,
                 output_names=outputs,
-                custom_translation_table={torch.ops.aten.scalar_tensor.default: _scalar},
+                custom_translation_table=own_translations,
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -537,14 +517,17 @@ def write_onnx(
             f"the model cannot be written as ONNX: {lines[0]}; choose the format torch_export"
         ) from error
 
-    # An input with an initial value may be left out; this one then allows all items.
+    # In ONNX an input that has an initial value ("initializer") may be left out. That of
+    # ``allowed`` [1, items] allows all items; ``shape`` has its sizes, of which the first is open.
     assert onnx_program is not None
-    for value in onnx_program.model.graph.inputs:
+    graph = onnx_program.model.graph
+    for value in graph.inputs:
         if value.name == "allowed":
             assert value.shape is not None
-            all_items = np.ones((1, int(str(value.shape[1]))), dtype=bool)
+            num_items = int(str(value.shape[1]))
+            all_items = np.ones((1, num_items), dtype=bool)
             value.const_value = onnx_ir.tensor(all_items, name="allowed")
-            onnx_program.model.graph.initializers["allowed"] = value
+            graph.initializers["allowed"] = value
     onnx_program.save(str(path))
 
 
