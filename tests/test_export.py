@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -241,23 +240,6 @@ def test_models_that_cannot_be_exported(experiment: Any) -> None:
         options = {"relations": ["time"]} if model == "AttrFormer" else {}
         with pytest.raises(UsageError, match=message):
             trace(make_encoder(experiment(model, **options).model))
-
-
-@pytest.mark.slow
-def test_a_full_disk(trained, tmp_path: Path, monkeypatch) -> None:
-    """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
-    program = torch.export.export(torch.nn.Linear(100, 100), (torch.zeros(1, 100),))  # 40 kB
-    monkeypatch.setattr(module, "trace", lambda given: program)
-    to = tmp_path / "deep" / "served"
-    command = ["export", str(trained("PosSASRec")), "--to", str(to), "--format", "torch_export"]
-
-    def export() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        return main(command)
-
-    done = fork(export)
-    assert done.returncode == 1 and done.stderr.startswith("error: cannot write"), done.stderr
-    assert not list(to.parent.glob("*"))  # neither the folder nor an unfinished one beside it
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.checkpoint import extract_weights
-from recbole_pos.layers.catalogue import products
 from recbole_pos.model.models import MODELS
 from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.http import RecommendBody
@@ -235,14 +234,11 @@ def test_a_history_may_have_lists_of_its_own(torope: Recommender) -> None:
     for given in (histories, pa.Table.from_pylist(histories), pd.DataFrame(histories)):
         found = torope.recommend(histories=given, k=40, exclude_seen=False, excluded=["i5"])
         assert found.groupby("id")["item"].agg(list).to_dict() == expected
-    reasons = torope.recommend(histories=histories[1:2], because=2)
-    asked = {"allowed": ["i9", "i3"], "because": 2}
-    pd.testing.assert_frame_equal(reasons, torope.recommend(histories=histories[1:2], **asked))
+    alone = {"allowed": ["i9", "i3"], "because": 2}
     pd.testing.assert_frame_equal(
-        reasons, torope.recommend(histories=[{**BASKET, "id": "some"}], **asked)
+        torope.recommend(histories=histories[1:2], because=2),
+        torope.recommend(histories=[{**BASKET, "id": "some"}], **alone),
     )
-    answers = recommend_over_http(torope, RecommendBody(histories=histories, k=3))
-    assert answers[1].items == expected["some"] and answers[4].items == []
 
 
 def test_scores_are_products_of_vectors(torope: Recommender) -> None:
@@ -261,44 +257,23 @@ def test_scores_are_products_of_vectors(torope: Recommender) -> None:
         torope.similar("i07")
 
 
-def test_neighbours_of_many_items_are_found_in_batches(
-    torope: Recommender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cosines of all items with all items would be the square of the catalogue in memory."""
-    names, sizes = list(torope.items), []
-    expected = torope.similar(names, k=3)
-    record = lambda states, *more: sizes.append(len(states)) or products(states, *more)  # noqa: E731
-    monkeypatch.setattr("recbole_pos.serve.fitted.products", record)
-    monkeypatch.setattr("recbole_pos.serve.fitted.BATCH", 7)
-    pd.testing.assert_frame_equal(torope.similar(names, k=3), expected)
-    assert max(sizes) == 7 and sum(sizes) == len(names)
-
-
-def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:
-    """That of the catalogue, whatever k, the items allowed, and who else is asked about."""
+def test_equal_scores_have_the_order_of_the_catalogue(runs: dict[str, Path]) -> None:
+    """Whatever k, the items allowed, and who else is asked about."""
     trained = Recommender.load(runs["TORoPE"])
     names = list(trained.items)
     trained.experiment.model.item_embedding.weight.detach()[5:35] = 0  # scores and cosines are 0
-    place = {name: number for number, name in enumerate(names)}
-
-    def check(found: pd.DataFrame, item: str, score: str) -> list[str]:
-        pairs = zip(-found[score], found[item], strict=True)
-        wanted = sorted(pairs, key=lambda one: (one[0], place[one[1]]))
-        assert found[item].tolist() == [name for _, name in wanted]
-        return found[item].tolist()
-
-    near = check(trained.similar(names[6], k=len(names)), "similar", "cosine")
-    assert len(near) == len(names) - 1
-    for history in ([], BASKET):  # the most popular ones, and the model's
-        every = check(trained.recommend(histories=[history], k=len(names)), "item", "score")
-        for k in (1, 12, 39):
-            assert trained.recommend(histories=[history], k=k)["item"].tolist() == every[:k]
-            allowed = random.Random(k).sample(names, k)
-            found = trained.recommend(histories=[history] * 9, k=3, allowed=allowed[::-1])
-            assert found["item"].tolist() == [name for name in every if name in allowed][:3] * 9
-            found = trained.similar([names[6]] * 2, 3, allowed, excluded=[near[0]])
-            left = [name for name in near[1:] if name in allowed][:3]
-            assert found["similar"].tolist() == left * 2
+    near = trained.similar(names[6], k=len(names)).rename(columns={"similar": "item"})
+    popular, scored = (
+        trained.recommend(histories=[history], k=len(names)) for history in ([], BASKET)
+    )
+    for table, score in ((near, "cosine"), (popular, "score"), (scored, "score")):
+        place = table["item"].map({name: number for number, name in enumerate(names)})
+        pairs = list(zip(-table[score], place, strict=True))
+        assert pairs == sorted(pairs)
+    every, allowed = scored["item"].tolist(), random.Random(0).sample(names, 12)
+    assert trained.recommend(histories=[BASKET], k=12)["item"].tolist() == every[:12]
+    found = trained.recommend(histories=[BASKET] * 9, k=3, allowed=allowed[::-1])
+    assert found["item"].tolist() == [name for name in every if name in allowed][:3] * 9
 
 
 def test_times_of_histories(torope: Recommender) -> None:
@@ -382,15 +357,9 @@ def test_one_history_never_fails_the_others(
 
 def test_uuids_are_their_text() -> None:
     names = [uuid.UUID(int=1), uuid.UUID(int=2)]
-    ids = {str(name): number for number, name in enumerate(names, 1)}
-    history = {"id": names[0], "items": names}
-    for given in (
-        [history],
-        pa.table({"id": pa.array([names[0].bytes], pa.uuid()), "items": [list(ids)]}),
-    ):
-        found = read_histories(given, ids, False)
-        assert found.items.tolist() == [1, 2] and found.ids == [str(names[0])]
-    assert read_names(names, "users") == list(ids)
+    found = read_histories([{"id": names[0], "items": names}], {str(names[1]): 1}, False)
+    assert found.items.tolist() == [1] and found.ids == [str(names[0])]
+    assert read_names(names, "users") == list(map(str, names))
 
 
 # --- files and columns ---

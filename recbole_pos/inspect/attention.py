@@ -109,21 +109,25 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
 
     The scheme has one matrix for histories of all lengths, with the newest interaction in the last
     row and column. If it is 3 wide, a history of 2 interactions uses its last two rows and columns,
-    1 and 2, which are moved to 0 and 1 here.
+    1 and 2. They become the rows and columns 0 and 1 of the result.
 
     Args:
         scheme: the position scheme, which replaces a layer's attention.
-        batch: b histories of at most t interactions.
+        batch: b histories of at most t interactions (``batch.width``).
 
     Returns:
-        [b, h or 1, t, t] weights, of which row 0 is the oldest interaction of each history.
+        [b, h or 1, t, t] weights, of which row 0 is the oldest interaction of each history. Rows
+        behind a short history mean nothing.
     """
-    # Row of the matrix for each position of each history; ``batch.width`` is t, the longest length.
-    first = (batch.width - batch.lengths)[:, None]
-    index = first + torch.arange(batch.width, device=first.device)
-    index = index.clamp(max=batch.width - 1)  # [b, t]; padding gets weights that tril removes
-    weights = scheme.weights(batch.width)[:, index[:, :, None], index[:, None, :]]
-    weights = weights.transpose(0, 1).tril()
+    # Row of the matrix for each position of a history [b, t]: with t = 3, a history of 2 has
+    # [1, 2, 3]. The last one, behind its end, is set to 2, which is in the matrix.
+    t = batch.width
+    first_row = (t - batch.lengths)[:, None]
+    row = (first_row + torch.arange(t, device=first_row.device)).clamp(max=t - 1)
+
+    # The weights of each query (row) and key (column); ``tril`` sets those of later keys to 0.
+    query, key = row[:, :, None], row[:, None, :]
+    weights = scheme.weights(t)[:, query, key].transpose(0, 1).tril()
 
     # Without the older positions that a short history lacks, weights must be divided by their sum.
     # It is kept above 0, since all weights of a short history may underflow to 0.

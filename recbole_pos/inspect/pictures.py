@@ -18,9 +18,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.position.schemes import scheme_names
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-BLUE, VERMILION, PINK = "#0072B2", "#D55E00", "#CC79A7"
-GRAY = "#666666"
 DPI = 120
 TITLE, SMALL = 11, 8  # points
 CHARACTER = 0.1  # inches of a wide letter of a title

@@ -40,11 +40,15 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
             f"{shown(because)}"
         )
 
-    # Without an interaction, the model must give another score: it must read the history from here,
-    # not from the dataset by the id of the user, as models that compare users (``needs_events``) do
-    # for users of the dataset (``histories.users``: their ids; None for given histories).
-    reads_dataset = histories.users is not None and getattr(scorer.model, "needs_events", False)
-    if because and (reads_dataset or scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL):
+    if not because:
+        return
+
+    # The model must read the history that is given here, since an interaction is left out of it.
+    # RecBole's general models read no history. Models that compare users (``needs_events``) read
+    # the histories of users of the dataset, whose ids are in ``users``, from the dataset.
+    is_sequential = scorer.config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    needs_events = getattr(scorer.model, "needs_events", False)
+    if not is_sequential or (needs_events and histories.users is not None):
         raise UsageError(
             f"because: {scorer.config['model']} reads no history here that an interaction can be "
             "left out of; give histories to a sequential model"

@@ -68,18 +68,18 @@ def fit(
     # into ``args``, a copy of the settings.
     args, options = split_keywords(settings or RunArguments(), keywords)
 
-    # The returned object keeps temporary data and folders alive.
+    # The returned object keeps temporary data and the temporary folder of the run. `run` warns
+    # of a temporary dataset that is given as an object, since a run does not keep it; so it gets
+    # the dataset's path (``fspath``) here.
     resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
         temporary = TemporaryFolder()
-        resources.append(temporary)  # the folder is removed with its last reference
+        resources.append(temporary)
         run_dir = temporary.path / "run"
-        # a path or name in place of an object: run warns of objects whose data are temporary, which
-        # is no problem here, since ``resources`` keeps them
         data = os.fspath(data)
 
-    # Train. A single process keeps the experiment (model, dataset and trainer) in memory for us:
-    # the keeper is called when training ends. Callbacks of other processes cannot reach us.
+    # Train. The keeper is called when training ends in this process, and keeps the experiment:
+    # model, dataset and trainer. With several processes none of them can call it.
     keeper = _ExperimentKeeper()
     if args.nproc == 1:
         callbacks = [*callbacks, keeper]

@@ -32,7 +32,6 @@ from recbole_pos.experiment.folder import (
     read_result,
 )
 from recbole_pos.experiment.run import Catalogue
-from recbole_pos.files import finish_replacement
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.serve.explain import BATCH
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
@@ -173,7 +172,6 @@ class FittedModel:
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
         dataset_folder = Path(self.config["data_path"])
-        finish_replacement(dataset_folder)  # if a conversion was stopped while it replaced files
         if data is None:
             # A dataset that was made of a frame may have a temporary folder, its ``home``.
             is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)

@@ -32,7 +32,7 @@ from recbole_pos.serve.explain import (
     leave_one_out,
     require_reasons,
 )
-from recbole_pos.serve.histories import History, Name
+from recbole_pos.serve.histories import History, Moment, Name
 from recbole_pos.serve.item_index import use_index
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.version import __version__
@@ -61,7 +61,7 @@ class RecommendBody(_Body):
     allowed: list[Name] | None = None
     excluded: list[Name] | None = None
     boosts: dict[str, float] | None = None
-    at: float | str | None = None
+    at: Moment | None = None
     because: int = Field(0, ge=0, le=MAX_REASONS)
 
 

@@ -138,21 +138,19 @@ def encode_sample(source: Recommender) -> torch.Tensor:
     Args:
         source: a model with its dataset, which has the histories.
     """
-    # Users with an interaction, of whom NUM_SAMPLED are drawn with a fixed seed.
+    # Draw NUM_SAMPLED of the users that the model knows an item of, with a fixed seed.
     dataset = source.dataset
     names = dataset.field2id_token[dataset.uid_field][dataset.log.lengths > 0]
     size = min(NUM_SAMPLED, len(names))
     users = np.random.default_rng(0).choice(names, size, replace=False).tolist()
-    sample = source.read_users(users)
-    sample = sample.select(np.flatnonzero(sample.lengths))  # the others get popular items
-    if source.scorer.reads_request:  # ask at the time of the newest interaction
-        sample = sample.with_request_time(sample.newest)
 
-    states = []
+    # A model that reads the time of the request is asked at the time of the newest interaction.
+    sample = source.read_users(users)
+    if source.scorer.reads_request:
+        sample = sample.with_request_time(sample.newest)
     with torch.inference_mode():
-        for rows in np.array_split(np.arange(len(sample)), math.ceil(len(sample) / BATCH)):
-            states.append(source.scorer.encode(sample.select(rows)))
-    return torch.cat(states)
+        rows = torch.arange(size).split(BATCH)
+        return torch.cat([source.scorer.encode(sample.select(x.numpy())) for x in rows])
 
 
 def read_index(file: Path, key: str, vectors: np.ndarray) -> ItemIndex | None:
@@ -321,29 +319,29 @@ class ItemIndex:
         Returns:
             Scores and item ids, both [b, k]; the score is -inf where no further item is left.
         """
-        # Some of the found items may be barred, at most ``most_barred`` of a history, so find as
-        # many more. ``self.lists`` has an entry for each item of the catalogue.
+        # Some of the best items may be barred, so find as many more as are barred of any history.
         rows, items = (pairs.numpy() for pairs in barred)
         most_barred = int(np.bincount(rows, minlength=1).max())
         number = min(k + most_barred, len(choice.items))
-        is_allowed = None
-        num_probes = self.num_probes
-        if len(choice.items) < len(self.lists):
-            is_allowed = np.zeros(len(self.lists) + 1, dtype=bool)
+
+        # If only some of the items may be recommended, the lists (groups of near items) hold fewer
+        # of these. With a third of them left out, half as many lists more are read for a history.
+        is_allowed, num_probes, num_items = None, self.num_probes, len(self.lists)
+        if len(choice.items) < num_items:
+            is_allowed = np.zeros(num_items + 1, dtype=bool)  # by id; 0 is padding
             is_allowed[choice.items.numpy()] = True
-            # With a third of the items left out, read half as many lists more.
-            num_probes = math.ceil(num_probes * len(self.lists) / len(choice.items))
-        found_scores, found = self._search(states.cpu().numpy(), number, num_probes, is_allowed)
+            num_probes = math.ceil(num_probes * num_items / len(choice.items))
+        scores, found = self._search(states.cpu().numpy(), number, num_probes, is_allowed)
 
-        # Bar items. To compare pairs, each becomes one number: with a base of 1,000,000, history 3
-        # and item 17 are 3,000,017.
-        base = len(self.lists) + 1
-        pair_found = np.arange(len(states))[:, None] * base + found
-        found_scores[np.isin(pair_found, rows * base + items)] = -np.inf
+        # Bar items: a pair of history 3 and item 17 is compared as the one number 3,000,017, if
+        # ids are below 1,000,000.
+        base = num_items + 1
+        found_pairs = np.arange(len(states))[:, None] * base + found
+        scores[np.isin(found_pairs, rows * base + items)] = -np.inf
 
-        # Of equal scores, the item with the lower id is first, as in an exact search.
-        order = np.lexsort((found, -found_scores))[:, :k]
-        return np.take_along_axis(found_scores, order, 1), np.take_along_axis(found, order, 1)
+        # Sort by score; of equal scores, the item with the lower id is first, as in exact search.
+        order = np.lexsort((found, -scores))[:, :k]
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
 
     def _search(
         self,
@@ -354,7 +352,7 @@ class ItemIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the best items that some of the lists hold, for each of b vectors.
 
-        If the lists of a vector hold too few items, twice as many are read for it.
+        A vector whose lists hold too few items is compared with those of all lists.
 
         Args:
             queries: [b, d] float32 vectors.
@@ -363,22 +361,22 @@ class ItemIndex:
             is_allowed: [items + 1] whether each item, by id, may be found; None for all.
 
         Returns:
-            Exact products, highest first, and ids of the items, both [b, number].
+            Exact products, highest first, and ids of the items, both [b, number]. A vector with
+            NaN has no products: they are NaN, which is an error for those who rank them.
         """
         faiss = import_faiss()
         selector = None
         if is_allowed is not None:
             selector = faiss.IDSelectorBitmap(np.packbits(is_allowed, bitorder="little"))
-        scores = np.empty((len(queries), number), np.float32)
-        items = np.empty((len(queries), number), np.int64)
-        rows = np.arange(len(queries))  # vectors to search for, at first all
-        # Once all lists (len(self.centroids)) were read, nothing more can be found.
-        while len(rows) and num_probes < 2 * len(self.centroids):
-            settings = faiss.SearchParametersIVF(nprobe=num_probes, sel=selector)
-            scores[rows], items[rows] = self._faiss_index.search(
-                queries[rows], number, params=settings
-            )
-            rows = np.flatnonzero(items[:, -1] < 0)  # faiss gives -1 where no item was left
-            num_probes *= 2
-        scores[items < 0] = np.nan  # of a vector that has no numbers; ranking it is then an error
+
+        def search(vectors: np.ndarray, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
+            settings = faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
+            return self._faiss_index.search(vectors, number, params=settings)
+
+        scores, items = search(queries, num_probes)
+        found_too_few = items[:, -1] < 0  # faiss gives the id -1 where no item was left
+        if found_too_few.any():
+            all_lists = len(self.centroids)
+            scores[found_too_few], items[found_too_few] = search(queries[found_too_few], all_lists)
+        scores[items < 0] = np.nan
         return scores, items

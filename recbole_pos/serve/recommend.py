@@ -331,11 +331,13 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
     """Print what the dataset has gained since training, and which of it the model does not know.
 
-    The dataset is read anew when a model is loaded, so it may hold new interactions, users and
-    items (``trained.growth``), and other values of fields (``trained.changed``).
+    Args:
+        trained: the model, whose dataset was read again when it was loaded. ``growth`` counts what
+            is new in it, and ``changed`` names the fields of users and items with other values.
+        reporter: prints lines, unless it is switched off.
     """
     growth, start = trained.growth, "not in training (new, or left out by filters)"
-    if growth.users or growth.events:
+    if growth.users or growth.events:  # of known items, so that the model can read them
         reporter.line(
             f"{start}: interactions {growth.events:,}, users {growth.users:,}; all of them are read"
         )
