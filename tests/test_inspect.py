@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import shop
 import torch
-from matplotlib.figure import Figure
 from schemes import shake
 
 from recbole_pos.cli.main import main
@@ -16,10 +15,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import (
     average_attention,
     compute_layer_inputs,
-    draw_attention,
     find_attention_layers,
     inspect_attention,
 )
+from recbole_pos.inspect.pictures import choose_colors
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 # --- averaged attention ---
@@ -104,23 +103,6 @@ def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> No
 # --- pictures ---
 
 
-@pytest.fixture
-def figures(monkeypatch) -> dict[str, Figure]:
-    """What is saved, by its file's name; laid out as in the file."""
-    found = {}
-
-    def keep(figure: Figure, file: Path, dpi: int) -> None:
-        figure.set_dpi(dpi)
-        figure.draw_without_rendering()
-        found[Path(file).name] = figure
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return found
-
-
-def test_colours_go_to_both_sides_of_zero(figures: dict, tmp_path: Path) -> None:
-    """The newest interaction is 0."""
-    draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], ("a",), tmp_path / "a.png")
-    (image,) = figures["a.png"].axes[0].images
-    assert image.get_clim() == (-0.5, 0.5)
-    assert list(image.get_extent()) == [-1.5, 0.5, 0.5, -1.5]
+def test_colours_go_to_both_sides_of_zero() -> None:
+    matrices = [np.array([[0.5, 0.0], [-0.25, 0.1]])]
+    assert choose_colors(matrices) == {"cmap": "RdBu_r", "vmin": -0.5, "vmax": 0.5}

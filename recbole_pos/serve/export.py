@@ -501,14 +501,13 @@ def write_onnx(
 
     # Two operations of torch are translated by functions of ours: ONNX has no cummin, and the
     # exporter's own translation of scalar_tensor loses digits of times.
-    own_translations = {torch.ops.aten.scalar_tensor.default: _scalar}
     try:
         with _silence_exporter():
             onnx_program = torch.onnx.export(
                 program.run_decompositions({torch.ops.aten.cummin.default: _cummin}),
                 input_names=inputs,
                 output_names=outputs,
-                custom_translation_table=own_translations,
+                custom_translation_table={torch.ops.aten.scalar_tensor.default: _scalar},
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from recbole_pos.conversion.convert import Dataset
-from recbole_pos.data.interactions import counts_time
+from recbole_pos.data.candidates import masks_history
+from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
@@ -34,7 +35,7 @@ from recbole_pos.experiment.folder import (
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.serve.explain import BATCH
-from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
+from recbole_pos.serve.scorer import Histories, Scorer, find_best_items, require_k, to_columns
 from recbole_pos.values import SECONDS, is_number, read_names, shown
 
 
@@ -220,6 +221,26 @@ class FittedModel:
         A run that does not say whether the field counts time is trusted to count it.
         """
         return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
+
+    def _refuse_late_times(self, histories: Histories) -> None:
+        """Raise a UsageError for a time after the year 2200, which surely is in a wrong unit.
+
+        A time field that does not count time, but only orders interactions, may have any numbers.
+        """
+        if not self._counts_time:
+            return
+        unit = self.config["timestamp_unit"]
+        latest = (2200 - 1970) * YEAR / SECONDS[unit]
+        for name, times in (("times", histories.times), ("at", histories.at)):
+            if times is not None and (times > latest).any():
+                raise UsageError(
+                    f"{name}: {np.nanmax(times):.15g} is in no year that can be meant: the time "
+                    f"field counts {unit} since 1970"
+                )
+
+    def hides_seen(self, exclude_seen: bool | None) -> bool:
+        """Return what the user says; for None, whether the run's evaluation hides seen items."""
+        return masks_history(self.config) if exclude_seen is None else exclude_seen
 
     def choose_items(
         self,

@@ -30,7 +30,7 @@ from recbole_pos.layers.catalogue import Choice
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns
 from recbole_pos.serve.item_index import use_index
-from recbole_pos.serve.recommender import MODEL, Recommender, warn_of_errors
+from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.tables.storage import keep_freed_memory
 from recbole_pos.values import escape_formula, shown
 
@@ -179,7 +179,7 @@ def write_recommendations(
 
             for histories in parts:  # some thousands, as arrays
                 histories = trained.add_request_time(histories, read_at(options.at))
-                warn_of_errors(histories)
+                histories.warn_of_errors()
                 counts += write_lists(trained, choice, options, histories, write_and_show)
 
     # Print short results for chosen users or histories, and what the user should know of all.

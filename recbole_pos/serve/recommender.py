@@ -20,9 +20,7 @@ import pandas as pd
 import torch
 
 from recbole_pos.data.attributes import read_history_features
-from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import Growth, extend_log
-from recbole_pos.data.interactions import YEAR
 from recbole_pos.data.item_vectors import read_new_vectors, to_file
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
@@ -42,7 +40,7 @@ from recbole_pos.serve.explain import (
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
-from recbole_pos.values import SECONDS, listed, read_names, shown
+from recbole_pos.values import listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
@@ -68,8 +66,7 @@ class Recommender(FittedModel):
         items: [items] names of the catalogue.
         ids: id of each item by name, from 1 in the order of ``items``.
         scorer: scores items after histories by the model.
-        by_user: whether the model scores only users of its training, by their ids, and no
-            histories.
+        by_user: whether the model scores only users of its training by ids, and no histories.
         popularity: [items + 1] share of the training interactions that each item has, by id.
         unknown_users: dict whose keys are the names of users of the dataset who get the most
             popular items, since the model knows neither the user nor an item of the user's history.
@@ -277,7 +274,7 @@ class Recommender(FittedModel):
         choice = self.choose_items(allowed, excluded, boosts)
         packed = self.read_users(users) if histories is None else self.read(histories)
         packed = self.add_request_time(packed, at)
-        warn_of_errors(packed)
+        packed.warn_of_errors()
         tables = self.make_tables(packed, k, exclude_seen, choice, because)
         return pd.concat(tables, ignore_index=True)
 
@@ -302,22 +299,6 @@ class Recommender(FittedModel):
     def _fields(self) -> Fields:
         """Feature fields that histories may have: events or user -> field -> ids of its names."""
         return self.scorer.list_fields(self.dataset.field2id_token)
-
-    def _refuse_late_times(self, histories: Histories) -> None:
-        """Raise a UsageError for a time after the year 2200, which surely is in a wrong unit.
-
-        A time field that does not count time, but only orders interactions, may have any numbers.
-        """
-        if not self._counts_time:
-            return
-        unit = self.config["timestamp_unit"]
-        latest = (2200 - 1970) * YEAR / SECONDS[unit]
-        for name, times in (("times", histories.times), ("at", histories.at)):
-            if times is not None and (times > latest).any():
-                raise UsageError(
-                    f"{name}: {np.nanmax(times):.15g} is in no year that can be meant: the time "
-                    f"field counts {unit} since 1970"
-                )
 
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
@@ -526,10 +507,6 @@ class Recommender(FittedModel):
         scores = histories.restrict(self.scorer.make_scores(histories))
         return find_best_items(scores, choice, k, barred)
 
-    def hides_seen(self, exclude_seen: bool | None) -> bool:
-        """Return what the user says; for None, whether the run's evaluation hides seen items."""
-        return masks_history(self.config) if exclude_seen is None else exclude_seen
-
     @torch.inference_mode()
     def explain(
         self,
@@ -609,18 +586,10 @@ class Recommender(FittedModel):
         """
         d = self.scorer.require_vectors().size(1)  # [items + 1, d]
         packed = self.add_request_time(self.read(histories))
-        warn_of_errors(packed)
+        packed.warn_of_errors()
         states = np.zeros((len(packed), d), dtype=np.float32)
         not_empty = np.flatnonzero(packed.lengths)
         for start in range(0, len(not_empty), BATCH):  # BATCH histories at a time
             rows = not_empty[start : start + BATCH]
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
-
-
-def warn_of_errors(histories: Histories) -> None:
-    """Warn if some histories get no answer, with their number and the first reason."""
-    if histories.errors:
-        first = next(iter(histories.errors.values()))
-        text = f"{len(histories.errors):,} of {len(histories):,} histories get no answer: {first}"
-        warnings.warn(text, RunWarning, 3)

@@ -6,6 +6,7 @@ ranks these.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.windows import gather_index, map_tensors
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.layers.catalogue import (
     Choice,
     Scores,
@@ -143,6 +144,13 @@ class Histories:
         is_kept = np.repeat(~has_error, self.lengths)  # [m]
         lengths = np.where(has_error, 0, self.lengths)
         return replace(self._take_interactions(np.flatnonzero(is_kept), lengths), errors=errors)
+
+    def warn_of_errors(self) -> None:
+        """Warn if some histories get no answer, with their number and the first reason."""
+        if self.errors:
+            first = next(iter(self.errors.values()))
+            text = f"{len(self.errors):,} of {len(self):,} histories get no answer: {first}"
+            warnings.warn(text, RunWarning, 3)
 
     def with_request_time(self, default: float | np.ndarray) -> Histories:
         """Return the histories, each with the time at which recommendations to it are asked for.
