@@ -267,8 +267,9 @@ def test_equal_scores_have_the_order_of_the_catalogue(runs: dict[str, Path]) -> 
         trained.recommend(histories=[history], k=len(names)) for history in ([], BASKET)
     )
     for table, score in ((near, "cosine"), (popular, "score"), (scored, "score")):
-        place = table["item"].map({name: number for number, name in enumerate(names)})
-        pairs = list(zip(-table[score], place, strict=True))
+        pairs = [
+            (-x, names.index(name)) for name, x in zip(table["item"], table[score], strict=True)
+        ]
         assert pairs == sorted(pairs)
     every, allowed = scored["item"].tolist(), random.Random(0).sample(names, 12)
     assert trained.recommend(histories=[BASKET], k=12)["item"].tolist() == every[:12]
