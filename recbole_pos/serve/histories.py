@@ -148,7 +148,8 @@ def describe_invalid(error: ValidationError, location: str) -> str:
     if misspelt:
         name = str(reason["loc"][-1])
         return f"{location}: {shown(name)} is not the name of a field{suggest(name, KEYS)}"
-    return f"{location}: {reason['msg']}; found {shown(reason['input'])}"
+    message = reason["msg"].removeprefix("Value error, ")
+    return f"{location}: {message}; found {shown(reason['input'])}"
 
 
 def read_histories(
