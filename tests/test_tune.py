@@ -193,30 +193,32 @@ def test_a_lost_trial_is_trained_where_the_search_and_its_data_are_now(
     assert (out / "best" / "checkpoint.pt").is_file() and read(out, "test.json")["test"]
 
 
-def test_a_full_disk_is_one_line(
-    cluster: Path, tiny: Path, tmp_path: Path, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (StorageError("trials.csv: No space left on device"), 1, "No space left"),
+        (KeyboardInterrupt(), 130, "trials.csv has the trials so far"),
+    ],
+)
+def test_a_full_disk_and_ctrl_c_say_how_to_resume(
+    cluster: Path, tiny: Path, tmp_path: Path, monkeypatch, capsys, error, code, message
 ) -> None:
-    def refuse(self: TrialTable) -> None:
-        raise StorageError("trials.csv: No space left on device")
+    def fail(self: TrialTable) -> None:
+        raise error
 
-    monkeypatch.setattr(TrialTable, "write", refuse)
+    monkeypatch.setattr(TrialTable, "write", fail)
     arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", "--quiet"]
-    assert main([*arguments, "--num_samples=2", f"--run_dir={tmp_path / 'out'}"]) == 1
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and "No space left" in error and "--resume" in error
+    assert main([*arguments, "--num_samples=2", f"--run_dir={tmp_path / 'out'}"]) == code
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1 and message in printed and "--resume" in printed
 
 
-def test_wrong_input_leaves_nothing_behind(
-    cluster: Path, tiny: Path, tmp_path: Path, monkeypatch, refused
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}"]
-    for more, message in (
-        (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
-        (["--resume=nowhere"], "nowhere is not the folder of a search"),
-    ):
-        refused([*arguments, "--run_dir=made/for/it", *more], message)
-        assert not os.listdir(tmp_path)
+def test_wrong_input_leaves_nothing_behind(tiny: Path, tmp_path: Path, refused) -> None:
+    words = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}"]
+    words += [f"--run_dir={tmp_path / 'made/for/it'}"]
+    refused([*words, "--eval_args={split: {LS: test_only}}"], "no validation targets")
+    refused([*words, "--resume=nowhere"], "nowhere is not the folder of a search")
+    assert not os.listdir(tmp_path)
 
 
 def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path) -> None:
