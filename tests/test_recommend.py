@@ -262,7 +262,8 @@ def test_equal_scores_have_the_order_of_the_catalogue(runs: dict[str, Path]) -> 
     trained = Recommender.load(runs["TORoPE"])
     names = list(trained.items)
     trained.experiment.model.item_embedding.weight.detach()[5:35] = 0  # scores and cosines are 0
-    near = trained.similar(names[6], k=len(names)).rename(columns={"similar": "item"})
+    near = trained.similar(names[6], k=len(names)).drop(columns="item")
+    near = near.rename(columns={"similar": "item"})
     popular, scored = (
         trained.recommend(histories=[history], k=len(names)) for history in ([], BASKET)
     )
