@@ -22,12 +22,9 @@ from recbole_pos.experiment.folder import peak_rss_mb
 # Goals of the ratios to PosSASRec; Table 4 of the paper has 6.5 s to 1.4 s an epoch.
 GOALS = {"seconds": 4.6, "memory": 3.0}
 TOP_K = (1, 10, 100)  # related interactions that each interaction may have, of each relation
-BEHAVIOUR = [
-    {"field": field, "source": "behaviour"}
-    for field in ("also_bought", "also_viewed", "bought_together")
-]
+BEHAVIOUR = ["also_bought", "also_viewed", "bought_together"]
 # dataset -> the relations of all its attributes
-RELATIONS: dict[str, list[Any]] = {
+RELATIONS = {
     "amazon-beauty": ["brand", "categories", *BEHAVIOUR, "time", "position"],
     "toyshop": ["brand", "category", "time", "position"],
 }
@@ -52,8 +49,10 @@ def build_side(side: str, args: argparse.Namespace) -> Experiment:
     if options["model"] == "AttrFormer":
         # Read the attributes of items that relations compare; the last two need no attribute.
         relations = RELATIONS[args.dataset]
-        fields = [x["field"] if isinstance(x, dict) else x for x in relations[:-2]]
-        columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", *fields]}
+        columns = {
+            "inter": ["user_id", "item_id", "timestamp"],
+            "item": ["item_id", *relations[:-2]],
+        }
         options |= {"relations": relations, "load_col": columns}
     d = args.hidden_size
     options |= {"hidden_size": d, "inner_size": 4 * d, "n_layers": args.n_layers, "n_heads": 8}

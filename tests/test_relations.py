@@ -101,7 +101,7 @@ def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_
 
 
 def random_order(rng: np.random.Generator, rows: int) -> EventOrder:
-    """Chains of one to three rows, ranks with ties that rise along a chain, users with several."""
+    """Sequences of some windows, arrivals with ties that rise along each, users with several."""
     lengths = rng.integers(1, 7, rows)
     sequence = np.cumsum(rng.random(rows) < 0.7)
     user = rng.integers(1, 1 + max(rows // 2, 1), sequence.max() + 1)[sequence]
