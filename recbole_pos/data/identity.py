@@ -9,7 +9,6 @@ each user, as many as there were. An identity (mapping) has digests of the data 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -83,24 +82,6 @@ class Vocabulary:
         """Return the names and counts of a dataset, and whether its times are dates."""
         is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
         return cls(dataset.field2id_token, dataset.user_counts, dataset.popularity, is_dated)
-
-    @property
-    def digest(self) -> str:
-        """Digest (a short hash) of all names and counts, in the order of ids.
-
-        A checkpoint keeps it, so that weights are not used with names of other items.
-
-        Returns:
-            32 hexadecimal digits.
-        """
-        # Names without padding, separated by NUL bytes; then the counts.
-        digest = hashlib.blake2b(digest_size=16)
-        for field, names in sorted(self.tokens.items()):
-            if len(names) > 1:  # ``to_table`` has no row for a field with padding only
-                digest.update("\0".join([field, *names[1:]]).encode())
-        for counts in (self.user_counts, self.popularity):
-            digest.update(counts.astype(np.int64).tobytes())
-        return digest.hexdigest()
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return names and counts as a table to store, from which :meth:`from_table` reads them.

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.config.posconfig import to_plain_options
-from recbole_pos.data.identity import Vocabulary, describe_changes, find_changed_fields
+from recbole_pos.data.identity import describe_changes, find_changed_fields
 from recbole_pos.errors import CheckpointError, PosError, UsageError
-from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import atomic_write
 from recbole_pos.plain import from_plain, to_plain
 from recbole_pos.values import short, shown
@@ -276,7 +275,7 @@ def capture_state(trainer: Any) -> dict[str, Any]:
         The entries of a checkpoint, by name.
     """
     # Only RecBole's loaders have a generator; ours compute the order of batches from the epoch.
-    # ``identity`` are digests (short hashes) of the data, ``known`` is one of the names of items.
+    # ``identity`` are digests (short hashes) of the data.
     # ``next_epoch`` has been raised already, so the epoch that just ended is the one before it.
     generator = getattr(trainer.loader, "generator", None)
     progress = trainer.progress
@@ -284,7 +283,6 @@ def capture_state(trainer: Any) -> dict[str, Any]:
     return {
         "config": to_plain_options(trainer.config),
         **trainer.identity,
-        "known": trainer.vocabulary_digest,
         "progress": vars(progress),
         "weights": trainer.best_weights if is_best else extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
@@ -380,7 +378,6 @@ def load_best(
     file: str | Path,
     identity: dict[str, Any] | None = None,
     allows_changed_fields: bool = False,
-    vocabulary: Vocabulary | None = None,
 ) -> list[str]:
     """Load the best weights of a checkpoint into a model, or the newest if none was validated yet.
 
@@ -390,17 +387,14 @@ def load_best(
         identity: digests of the data, see ``Dataset.identity``, which must be those of the
             training; None if there are no data, so that nothing is checked.
         allows_changed_fields: whether attributes of users and items may have other values now.
-        vocabulary: names of items by id, if the model is loaded without a dataset; they must be
-            those that were written with the checkpoint. None if there is a dataset.
 
     Returns:
         The fields that have other values now.
 
     Raises:
-        CheckpointError: if the data, the names or the architecture are others.
+        CheckpointError: if the data or the architecture are others.
     """
     state = load(file)
-    require_vocabulary(state, vocabulary, file)
     if identity is not None:
         # Without digests of fields only items, interactions and split are compared.
         required = {**identity, "fields": {}} if allows_changed_fields else identity
@@ -408,25 +402,6 @@ def load_best(
     load_weights(model, state["best_weights"] or state["weights"], file)
     # The fields whose digests differ between the training (``state``) and now.
     return [] if identity is None else find_changed_fields(state, identity)
-
-
-def require_vocabulary(
-    state: dict[str, Any], vocabulary: Vocabulary | None, file: str | Path
-) -> None:
-    """Raise a CheckpointError if names of items by id are not those of the training.
-
-    A checkpoint keeps a digest (short hash) of the names and counts that were written with it.
-
-    Args:
-        state: the entries of the checkpoint. It may be one without a digest of names (``known``),
-            which is not checked.
-        vocabulary: names and counts to check; None for no check.
-        file: the checkpoint, for the message.
-    """
-    if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
-        raise CheckpointError(
-            f"{RunFolder(Path(file).parent).names} is of another run than {file}; copy both again"
-        )
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:

@@ -56,20 +56,12 @@ def check_device(config: PosConfig) -> None:
 
 
 def check_precision(config: Options) -> None:
-    """Refuse float16 without a GPU, and options of RecBole that contradict ``precision``.
-
-    RecBole has two switches for half precision instead: ``enable_amp`` means bf16 here, and
-    ``enable_scaler`` fp16. Users of RecBole may have set them.
+    """Refuse float16 without a GPU, where torch cannot train in it.
 
     Args:
-        config: configuration, with ``precision``, these switches and the device.
+        config: configuration, with ``precision`` and the device.
     """
-    precision = config["precision"]
-    if config["enable_amp"] and precision not in ("auto", "bf16"):  # auto becomes bf16 then
-        raise UsageError(f"enable_amp: means precision: bf16, found {precision}")
-    if config["enable_scaler"] and precision != "fp16":
-        raise UsageError(f"enable_scaler: means precision: fp16, found {precision}")
-    if config["device"].type == "cpu" and precision == "fp16":
+    if config["device"].type == "cpu" and config["precision"] == "fp16":
         raise UsageError("precision: fp16 needs a GPU; without one, start a run in fp32")
 
 

@@ -260,7 +260,7 @@ def load_without_data(path: str | Path) -> Experiment:
     # The model reads the catalogue in place of the dataset and of its training part.
     catalogue: Any = Catalogue(config, vocabulary)
     model = build_model(config, catalogue, catalogue)
-    load_best(model, file, vocabulary=vocabulary)
+    load_best(model, file)
     model.eval()
     warn_of_unfinished(folder)
     return Experiment(config, catalogue, {}, model, None, 0.0)

@@ -184,12 +184,11 @@ def _train_and_test(
 def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     """Write the files that a run has before its first epoch.
 
-    These are its configuration, the names of users and items by id (the vocabulary, whose digest
-    the checkpoint keeps) and, if the model reads them, content vectors of items. A resumed run
-    writes them again.
+    These are its configuration, the names of users and items by id (the vocabulary) and, if the
+    model reads them, content vectors of items. A resumed run writes them again.
 
     Args:
-        experiment: the model with its data; its trainer gets the digest (short hash) of the names.
+        experiment: the model with its data.
         folder: folder of the run.
     """
     # A resumed run reads content vectors of items from its own folder, or none at all if they are
@@ -200,9 +199,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         plain["item_vectors"] = folder.read_config().get("item_vectors")
     folder.write_config(plain)
 
-    vocabulary = Vocabulary.from_dataset(dataset)
-    experiment.trainer.vocabulary_digest = vocabulary.digest
-    folder.write_vocabulary(vocabulary, experiment.config)
+    folder.write_vocabulary(Vocabulary.from_dataset(dataset), experiment.config)
 
     source = getattr(experiment.model, "content_source", None)  # the content vectors that it reads
     if source is not None:

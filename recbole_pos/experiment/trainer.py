@@ -85,7 +85,6 @@ class PosTrainer(EvaluatingTrainer):
         progress: how far the training has come, and its best metrics.
         best_weights: the weights of the best epoch; None before the first validation.
         identity: digests (hashes) of the training data, which a checkpoint keeps.
-        vocabulary_digest: digest of the names of users and items in the run folder.
         run: the run folder; without one, checkpoints are written where RecBole would write them.
         saved_model_file: the checkpoint.
         writer: writes the checkpoint.
@@ -144,7 +143,6 @@ class PosTrainer(EvaluatingTrainer):
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None, "fields": {}}
-        self.vocabulary_digest: str | None = None
         self.run: RunFolder | None = None
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)

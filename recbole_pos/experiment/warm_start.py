@@ -23,7 +23,7 @@ from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.checkpoint import find_difference, require_vocabulary
+from recbole_pos.experiment.checkpoint import find_difference
 from recbole_pos.experiment.folder import RunFolder, is_unfinished
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
@@ -225,10 +225,9 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     # The run, its weights, and the names of users and items that these belong to.
     source = require_updatable(config["update_from"])
     _require_same_function(source.read_config(), config, "update_from")
-    state, weights = _read_best(source)
+    _, weights = _read_best(source)
     vocabulary = source.read_vocabulary(config)
     assert vocabulary is not None  # checked by require_updatable
-    require_vocabulary(state, vocabulary, source.checkpoint)
     _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
     _copy_known_weights(weights, model, source)
 
