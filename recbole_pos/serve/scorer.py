@@ -287,7 +287,6 @@ class Scorer:
         vectors: [items + 1, d] item vectors; their products with the vectors of histories are the
             scores. None for models that score otherwise.
         reads_request: whether the time of the request is read.
-        needs_time: whether histories must have times.
         reach: number of newest interactions that are read; None for all.
         fields: embeddings of the feature fields by table (``events`` or ``user``) and name.
         index: the ItemIndex that finds the best items approximately; None to score all of them.
@@ -305,7 +304,6 @@ class Scorer:
         self.num_items = num_items
         self.index: Any = None  # an ItemIndex, if the best items are found approximately
         self.reads_request = bool(getattr(model, "reads_request", False))
-        self.needs_time = bool(getattr(model, "histories_need_time", False))
         # Number of newest interactions that are read; None for all. AttrFormer reads all if it was
         # trained on histories cut into chunks that read earlier ones (``linked``).
         reads_all = getattr(model, "linked", False)
@@ -314,6 +312,11 @@ class Scorer:
         self.fields = {"events": {}, "user": {}} if features is None else features.by_table()
         has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether histories must have times; a model's answer depends on its current settings."""
+        return bool(getattr(self.model, "histories_need_time", False))
 
     def list_fields(self, tokens: Mapping[str, np.ndarray]) -> Fields:
         """Return the feature fields that histories may have, with the ids of their names.
