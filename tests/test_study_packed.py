@@ -27,16 +27,12 @@ ROWS = {"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop", "search": False}
 
 @pytest.fixture(scope="module")
 def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A study, its file, the folder where it was trained, its pack, and a folder made of both."""
+    """A study, the folder where it was trained, and its pack."""
     root = tmp_path_factory.mktemp("packed")
     what = study(write_atomic(make_log(), root), rows=ROWS, search=GRID)
-    here, there, pack = root / "here", root / "there", root / "kept" / "study"
-    (root / "study.json").write_text(json.dumps(what))
+    here, pack = root / "here", root / "kept" / "study"
     compare(what, run_dir=here, pack=pack)
-    command = ["compare", root / "study.json", "--known", pack, "--report", "--run_dir", there]
-    assert main(list(map(str, command))) == 0
-    found = {"what": what, "file": root / "study.json", "here": here, "there": there}
-    return {**found, "pack": pack}
+    return {"what": what, "here": here, "pack": pack}
 
 
 def compare(what: Any, **given: Any) -> Any:
@@ -49,12 +45,13 @@ def content(folder: Path) -> Files:
 
 def test_same_tables_without_training(made: dict, tmp_path: Path) -> None:
     """Elsewhere, without weights: tables, values of each run and ranks; packed again, the pack."""
-    there, here = tmp_path / "there", made["here"]
-    again = tmp_path / "again"
-    runs, _ = compare(made["what"], run_dir=there, known=(made["pack"],), report=True, pack=again)
-    assert list(runs["status"]) == ["done"] * 4 and set(runs["known_from"]) == {"study"}
+    there, here, again = tmp_path / "there", made["here"], tmp_path / "again"
+    (file := tmp_path / "study.json").write_text(json.dumps(made["what"]))
+    folders = ["--known", made["pack"], "--run_dir", there, "--pack", again]
+    assert main(list(map(str, ["compare", file, "--report", *folders]))) == 0
     assert (there / "table.md").read_text() == (here / "table.md").read_text()
     one, two = (pd.read_csv(place / "runs.csv") for place in (here, there))
+    assert list(two["status"]) == ["done"] * 4 and set(two["known_from"]) == {"study"}
     pd.testing.assert_frame_equal(one.drop(columns="known_from"), two.drop(columns="known_from"))
     ranks = list(here.glob("runs/*/test_ranks.parquet"))
     for file in ranks:
@@ -152,13 +149,12 @@ def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, m
     what, here = made["what"], made["here"]
     monkeypatch.chdir(tmp_path)
     longer = {**what, "base": {**what["base"], "epochs": 3}}
-    runs = list(made["there"].glob("runs/*"))[:2]
+    runs = list(here.glob("runs/*"))[:2]
     for message, one, given in (
-        ("--known: .* is not a folder of `compare --pack`", what, {"known": (made["file"],)}),
+        ("--known: .* is not a folder of `compare --pack`", what, {"known": (here,)}),
         ("'tinny'", what, {"dataset": "tinny", "run_dir": "a"}),
         ("--report: .* no finished run", longer, {"run_dir": here, "report": True}),
         ("compare: known: not read", runs, {"known": (made["pack"],)}),
-        ("is not a run folder", runs, {}),
     ):
         with pytest.raises(UsageError, match=message):
             compare(one, **given)

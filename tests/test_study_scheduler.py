@@ -19,7 +19,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.result_tables import make_search_table
 from recbole_pos.study.results import collect_results
 from recbole_pos.study.scheduler import Scheduler
-from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
+from recbole_pos.study.study_folder import StudyFolder, pack
 
 GRID = {"learning_rate": [0.01, 0.001]}
 # seed 2020 alone would choose the first trial, the mean of two the second
@@ -116,9 +116,7 @@ def test_metrics_that_nothing_computes(tiny: Path) -> None:
         _require_metrics(plan(tiny, metrics=["gauc@10"]), configs)
 
 
-def test_the_mean_chooses_and_only_what_is_left_is_trained(
-    tiny: Path, folder: StudyFolder, tmp_path: Path
-) -> None:
+def test_the_mean_chooses_and_only_what_is_left_is_trained(tiny: Path, folder: StudyFolder) -> None:
     """Stopped after three runs, it resumes with the same options of all trials."""
     made = searched(tiny)
     first = train(Scheduler(made, folder), VALUES, fits=3)
@@ -136,12 +134,6 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
     assert "the mean of 2 seeds" in make_search_table(results).notes[0]
-    pack(made, folder, tmp_path / "study", {})
-    packs = [PackedStudy(tmp_path / "study")]
-    known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
-    known.record_finished()
-    train(known, fits=0)
-    assert known.digests == scheduler.digests and chosen(made, known.folder) == {"NoPE": 1}
 
 
 def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, folder: StudyFolder) -> None:
@@ -149,18 +141,3 @@ def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, folder: StudyF
     made = searched(tiny)
     train(Scheduler(made, folder), {**VALUES, (1, 2021): None})
     assert chosen(made, folder) == {"NoPE": 0}
-
-
-def test_nothing_is_chosen_before_all_seeds_are_through(
-    tiny: Path, folder: StudyFolder, tmp_path: Path
-) -> None:
-    one, made = searched(tiny, search_seeds=1), searched(tiny)
-    train(Scheduler(one, folder))
-    pack(one, folder, tmp_path / "one", {})
-    there = StudyFolder(tmp_path / "there")
-    scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one")])
-    scheduler.record_finished()
-    train(scheduler, fits=0)
-    assert chosen(made, there) == {}
-    assert scheduler.status["NoPE, seed 2020"] == FAILED
-    assert collect_results(made, there).searches["value"].isna().all()

@@ -54,7 +54,7 @@ _VERSIONED = {"recbole_pos", "recbole", "torch", *sys.stdlib_module_names}
 # --- from options to configurations ---
 
 
-def make_row_config(options: Mapping[str, Any], strict: bool = False) -> PosConfig:
+def make_row_config(options: Mapping[str, Any], *, strict: bool = False) -> PosConfig:
     """Return the configuration of a run from the options that a study has for it.
 
     The configuration is complete: it also has the defaults of the model and of this package.

@@ -272,8 +272,8 @@ class PackedStudy:
             UsageError: if the folder was not written by ``compare --pack``.
         """
         self.path = Path(path)
-        if not (self.path / _FACTS).is_file():
-            raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
+        if not (self.path / _RANKS).is_file():  # the folder of a study has no such file
+            raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_RANKS}")
         # The facts of each run by its digest (the hash that names its folder), marked as finished
         # and taken from here (KNOWN_FROM). All runs in such a folder are finished. The names of its
         # files are _FACTS (facts.json), _EPOCHS and _RANKS.
