@@ -264,3 +264,18 @@ def test_training_never_sees_held_out_events(folder: Path) -> None:
     items = model.lookup.items
     items[held_out] = 1 + items[held_out] % (model.n_items - 1)
     assert all(torch.equal(a, b) for a, b in zip(results(), want, strict=True))
+
+
+def test_held_out_events_never_reach_another_user(folder: Path) -> None:
+    """Rows of test histories hold validation events; even as sources no one else reads them."""
+    made = open_shop(folder, inference_relations="batch")
+    model, lookup = shaken(made), made.model.lookup
+    target = made.loaders["test"]._dataset.inter_feat.target.numpy()
+    start = lookup.offsets[lookup.users[target]]
+    rows = lookup.pack_histories(start, target, is_bank=True)  # as if they were there to be read
+    seen = influence(model, rows)
+    user, held_out = lookup.users[rows.events], ~lookup.is_trained[rows.events]
+    assert held_out.sum() > 5
+    other = user[:, None] != user
+    assert not seen[:, held_out][other[:, held_out]].any()
+    assert seen[other].any()
