@@ -13,8 +13,7 @@ import torch
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.relations.lookup import PackedSequences
-from recbole_pos.relations.search import Edges, EventOrder
+from recbole_pos.relations.search import Edges, EventOrder, PackedSequences
 
 RELATIONS: list[Any] = [
     "brand",

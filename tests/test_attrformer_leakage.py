@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.relations.lookup import PackedSequences
+from recbole_pos.relations.search import PackedSequences
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -51,7 +51,8 @@ from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.relations.lookup import BatchRelations, PackedSequences, RelationLookup
+from recbole_pos.relations.lookup import BatchRelations, RelationLookup
+from recbole_pos.relations.search import PackedSequences
 from recbole_pos.relations.tables import TIME, read_relations
 from recbole_pos.values import Options, shown
 

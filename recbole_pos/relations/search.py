@@ -31,6 +31,42 @@ PAIRS_AT_ONCE = 1 << 22  # pairs of interactions that are compared at once
 
 
 @dataclass(frozen=True)
+class PackedSequences:
+    """Windows of histories, one after the other, by the rows of their interactions in the log.
+
+    Attributes:
+        events: [m] int64 row of each interaction in the dataset's log.
+        lengths: [b] int64 number of interactions of each window.
+        sequence: [b] int64 number of the sequence that each window belongs to, never falling.
+            Consecutive windows of a user may be one sequence, in which later interactions read all
+            earlier ones.
+        is_source: [m] bool, whether other users may read the interaction.
+        is_predicted: [b] bool, whether predictions are made from the window.
+    """
+
+    events: np.ndarray
+    lengths: np.ndarray
+    sequence: np.ndarray
+    is_source: np.ndarray
+    is_predicted: np.ndarray
+
+    def __add__(self, other: PackedSequences) -> PackedSequences:
+        """Return the windows of this batch followed by those of ``other``.
+
+        The sequences of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1 become
+        0, 0, 1, 2, 3, so that no window of one batch continues a sequence of the other.
+        """
+        num_sequences = self.sequence.max(initial=-1) + 1
+        return PackedSequences(
+            np.append(self.events, other.events),
+            np.append(self.lengths, other.lengths),
+            np.append(self.sequence, other.sequence + num_sequences),
+            np.append(self.is_source, other.is_source),
+            np.append(self.is_predicted, other.is_predicted),
+        )
+
+
+@dataclass(frozen=True)
 class EventOrder:
     """Who may read whom among the m interactions of a batch.
 
