@@ -45,7 +45,7 @@ from recbole_pos.study.configs import (
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.power import make_power_table
-from recbole_pos.study.result_tables import Report
+from recbole_pos.study.report import Report
 from recbole_pos.study.results import (
     RUN_FOLDERS,
     Results,

@@ -2,23 +2,17 @@
 
 They are made from :class:`Results`: as :class:`RenderedTable` objects (:func:`make_tables`), as the
 text of ``table.md`` (:func:`render_markdown`), and as the lines of ``table.csv``
-(:func:`tabulate`). :class:`Report` has all of them. A row of a study is one of the configurations
-that it compares.
+(:func:`tabulate`). A row of a study is one of the configurations that it compares.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from recbole_pos.data.candidates import WITHOUT_SEEN
-from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.rendered_table import (
@@ -33,10 +27,6 @@ from recbole_pos.study.rendered_table import (
 )
 from recbole_pos.study.results import COLD_TARGETS, VALIDATION, Comparison, Results, concatenate
 from recbole_pos.study.statistics import ALL
-from recbole_pos.values import check_choice
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Names of metrics as papers write them, where they are not the upper case of RecBole's names.
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
@@ -52,87 +42,6 @@ SEED_NOISE_NOTES = {
         "the interval compares these trained models and is too narrow for the methods; no star."
     ),
 }
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """Results of a study for people and programs: what ``compare`` and ``score`` return.
-
-    Attributes:
-        results: results of the runs, of which all tables and charts are made.
-    """
-
-    results: Results
-
-    @cached_property
-    def tables(self) -> list[RenderedTable]:
-        """The tables as people read them; the first is the text of this object."""
-        return make_tables(self.results)
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """One line per configuration and metric: mean and standard deviation over seeds.
-
-        Lines of the first metric also have the difference from the reference, if the runs have
-        saved the ranks of their test targets.
-        """
-        frame = tabulate(self.results.comparisons)
-        return frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
-
-    @cached_property
-    def pairs(self) -> pd.DataFrame:
-        """One line per configuration: difference from the reference, interval, p-value, star."""
-        return concatenate([comparison.differences for comparison in self.results.comparisons])
-
-    def plot(self, kind: str = "differences") -> Figure:
-        """Draw one chart of the first table of the study.
-
-        Args:
-            kind: ``differences`` (from the reference, with 95% intervals); ``seconds`` or
-                ``parameters`` (the first metric against training time or model size); or ``curves``
-                (validation by epoch).
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            UsageError: for another kind, or for a kind that the results have no values for.
-        """
-        from recbole_pos.study.study_report import draw_charts  # here, since it imports matplotlib
-
-        charts = draw_charts(self.results, self.results.comparisons[0])  # those that have values
-        figures = {chart.kind: chart.figure for chart in charts}
-        check_choice("kind", kind, tuple(figures))
-        return figures[kind]
-
-    def show(self, reporter: Reporter) -> None:
-        """Print the tables in the width of the terminal, and warnings about the data and runs."""
-        for table in self.tables:
-            reporter.line(table)
-            reporter.line("")
-        for text in self.results.facts.warnings:
-            reporter.warning(text)
-
-    def write(self, folder: str | Path, latex: bool = True) -> list[Path]:
-        """Write table.md, table.csv, runs.csv and report.html into a folder.
-
-        Args:
-            folder: the folder, which is made if it does not exist.
-            latex: whether files for a paper are written as well: table.tex, and a pdf for each
-                chart.
-
-        Returns:
-            Paths of the files.
-        """
-        from recbole_pos.study.study_report import write_results  # here, since it takes a second
-
-        return write_results(self.results, Path(folder), latex)
-
-    def __repr__(self) -> str:
-        return self.tables[0].markdown()
-
-    def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.tables)
 
 
 def make_tables(results: Results) -> list[RenderedTable]:

@@ -27,7 +27,7 @@ from recbole_pos.referee.requests import (
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.plan import Plan, Source
-from recbole_pos.study.result_tables import Report
+from recbole_pos.study.report import Report
 from recbole_pos.study.results import RUN_FOLDERS, Run, make_results, read_runs
 from recbole_pos.study.statistics import is_from_ranks
 from recbole_pos.study.study_file import METRIC_NAMES, make_plan
