@@ -305,6 +305,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"item": ["i1"]}, r": 'item' is not .*did you mean items\?"),
     ({"id": 3}, r"\.items: Field required"),
     (["i1", 1.5], r"\.items\[1\]: Input should be a valid"),
+    ([True], r"\.items\[0\]: Input should be a valid"),
     ({"items": ["i1", "i2"], "times": [1]}, r"\.times"),
     ({"items": ["i1"], "times": [float("nan")]}, r"\.times"),
     ({"items": ["i1"], "times": 3}, r"\.times: Input should be a valid list; found 3$"),

@@ -23,6 +23,7 @@ from pydantic import (
     BeforeValidator,
     FailFast,
     StrictFloat,
+    StrictInt,
     StrictStr,
     TypeAdapter,
     ValidationError,
@@ -65,12 +66,21 @@ def _to_datetime(value: Any) -> datetime:
     raise ValueError("expected a finite number, or a time such as '2026-01-31T09:30:00Z'")
 
 
+def _to_name(value: Any) -> Any:
+    """Return a UUID or a whole number as text, as names are written; other values as they are."""
+    is_whole = isinstance(value, (float, np.integer)) and float(value).is_integer()
+    if is_whole:
+        return str(int(value))
+    return str(value) if isinstance(value, UUID) else value
+
+
 # Types that pydantic reads. A name of an item or user may also be a whole number, such as 3 or the
 # 3.0 that pandas makes of it in a column with empty cells, or a UUID, which becomes text. A moment
 # is a number in the unit of the time field, or a time as `_to_datetime` takes it.
 _FIRST_THAT_FITS = Bounds(union_mode="left_to_right")
-_Uuid = Annotated[str, BeforeValidator(lambda x: str(x) if isinstance(x, UUID) else x)]
-Name = Annotated[StrictStr | int | _Uuid, _FIRST_THAT_FITS]
+Name = Annotated[
+    StrictStr | StrictInt | Annotated[str, BeforeValidator(_to_name)], _FIRST_THAT_FITS
+]
 _Number = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)]
 _Time = Annotated[datetime, BeforeValidator(_to_datetime)]
 _Moment = Annotated[_Number | _Time, _FIRST_THAT_FITS]
