@@ -36,6 +36,7 @@ from recbole_pos.relations.search import (
     Edges,
     EventOrder,
     PackedSequences,
+    take_or_fill,
     top_differences,
     top_relations,
 )
@@ -122,67 +123,54 @@ class NumberRelation:
     values: np.ndarray | None = None
 
     def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return the number of each interaction whose differences make the relation.
+        """Return one number of each interaction, by which interactions are compared.
+
+        Which number that is says ``self.origin``: the position of the interaction, its time, or the
+        value of the field of interactions that the relation was made for.
 
         Args:
-            events: [m] int64 rows of the interactions in the dataset's log.
-            lookup: the log.
+            events: [m] int64 rows of interactions in the dataset's log, which is all its
+                interactions.
+            lookup: has positions and times of the interactions of the log.
 
         Returns:
-            [m] float64: how many interactions of the user are older (``origin`` position), the
-            time in seconds (time), or the value of the field (inter), NaN where it is missing.
+            [m] float64: how many interactions of the user are older (position), seconds (time), or
+            the value of the field, NaN where it is missing.
         """
         if self.origin == POSITION:
             return lookup.ranks[events].astype(np.float64)
         if self.origin == TIME:
             return lookup.times[events]
+        # the field has a value [interactions of the log] for each row; an interaction from outside
+        # the dataset has a row behind the last one, and NaN
         assert self.values is not None
         return take_or_fill(self.values, events, np.nan)
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of every interaction to older ones of its sequence.
 
-        The nearer the numbers of two interactions, such as their times, the stronger the relation:
-        exp(-difference / scale), averaged over ``scales``.
+        Each interaction has a number: its position, its time or the value of a field. The smaller
+        the difference of two numbers, the stronger the relation of the two interactions:
+        exp(-difference / scale), averaged over ``self.scales``.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the dataset's log.
-            lookup: the log, and how many relations to keep; each interaction is compared with
-                ``max_back`` older ones at most.
-            order: which interactions belong to one sequence (``order.sequence``).
+            events: [m] int64 rows of the batch's interactions in the dataset's log, which is all
+                its interactions.
+            lookup: reads the log; ``lookup.top_k`` says how many relations to keep.
+            order: ``order.sequence`` [m] numbers the sequence of each interaction. A sequence is
+                interactions of one user, oldest first.
 
         Returns:
-            At most ``lookup.top_k`` relations of each interaction.
+            At most ``lookup.top_k`` relations of each interaction, each to one of the
+            ``self.max_back`` interactions before it.
         """
-        # positions and times never fall along a user's history, so only the nearest are compared
+        # Positions and times never fall along a sequence. Then the interactions just before one
+        # have the smallest differences, and ``top_differences`` skips all others.
+        is_rising = self.origin in (POSITION, TIME)
+        numbers = self.read_numbers(events, lookup)  # [m]
         return top_differences(
-            self.read_numbers(events, lookup),
-            order.sequence,
-            lookup.top_k,
-            self.scales,
-            self.max_back,
-            is_rising=self.origin in (POSITION, TIME),
+            numbers, order.sequence, lookup.top_k, self.scales, self.max_back, is_rising
         )
-
-
-def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
-    """Return the values at some indices, and ``fill_value`` where an index is past the last value.
-
-    That happens for histories from outside the dataset, whose users and interactions are numbered
-    on from those of the log. Values 5, 6 at the indices 1, 0, 2 and a fill of 0 give 6, 5, 0.
-
-    Args:
-        values: [n] values.
-        index: [m] int64 indices, which may be n or more.
-        fill_value: what stands for a value that does not exist.
-
-    Returns:
-        [m] in the type of ``values``.
-    """
-    result = np.full(len(index), fill_value, dtype=values.dtype)
-    is_known = index < len(values)
-    result[is_known] = values[index[is_known]]
-    return result
 
 
 @dataclass(frozen=True)
@@ -235,27 +223,35 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
-        """Keep the columns of the dataset's log, and build what finds the relations by each field.
+        """Prepare the search for related interactions, which is made for every batch.
+
+        Two interactions are related if they agree in a field, such as the brand of their items, or
+        have near values of it, such as times. A model adds to the state of an interaction the
+        states of those that it is related to; it then *reads* them.
 
         Args:
-            relations: the entries of the option ``relations``: fields by which two interactions,
-                their items or their users are related.
+            relations: the entries of the option ``relations``: the fields, which are of
+                interactions, of their items or of their users.
             dataset: training part of a dataset.
             top_k: how many relations to keep of each interaction and field.
-            cross_sequence: how interactions of different users are ordered, since an interaction
-                reads only earlier ones of other users: by random arrival times (random_order), by
-                their real times (time_respecting); or none, if other users are not read.
+            cross_sequence: whether interactions of other users are read, and which. With ``none``
+                they are not. Otherwise an interaction reads those that come before it, in the order
+                of their real times (``time_respecting``) or of random ones (``random_order``).
             max_length: L, the most interactions of a window.
             seconds: seconds in one unit of the time field.
-            default_self_relation: how strongly an interaction whose user has no attribute is
-                related to itself, when states are summed over related users: 1 if the sum replaces
-                the state, which would be lost otherwise, 0 if it is added to the state.
+            default_self_relation: By fields of users an interaction is related to itself, too, as
+                strongly as its user is to itself. This is the strength for a user without values of
+                these fields: 1 if the sum of the states read replaces an interaction's state, which
+                would be lost otherwise; 0 if it is added to the state.
         """
+        # options
         self.top_k, self.max_length = top_k, max_length
         self.cross_sequence, self.across_users = cross_sequence, cross_sequence != "none"
         self.default_self_relation = default_self_relation
 
-        # the columns of the log
+        # Columns of the log, all interactions sorted by user and time: a value for each. ``ranks``
+        # says how many interactions of the user are older; user u has the rows offsets[u] to
+        # offsets[u + 1] - 1.
         log = dataset.log
         users, is_trained, times = log.users.numpy(), dataset.part == TRAIN, log.times.numpy()
         self.users: Column = users
@@ -265,11 +261,14 @@ class RelationLookup:
         self.ranks: Column = log.ranks
         self.offsets, self.num_events = log.offsets, len(log)
 
-        # a user's interactions stand together in the log, those of training before all others
+        # [users] the row after each user's last training interaction, since a user's training
+        # interactions stand before all others of the user
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
 
-        # what finds relations by the fields of items and interactions, and by those of users
+        # An object for each field of interactions or items, whose ``find_top`` finds the relations
+        # of a batch by this field; and one table that says how strongly users are related, the mean
+        # over all their fields, or None without such fields.
         of_users = [relation for relation in relations if relation.is_of_users]
         others = [relation for relation in relations if not relation.is_of_users]
         self.by_attribute = [self._build_relation(relation, dataset) for relation in others]
@@ -434,40 +433,43 @@ class RelationLookup:
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Decide which interactions of a batch each one may read, so that nothing leaks.
 
-        An interaction reads the earlier ones of its own sequence, and those of other users that
-        arrive before it. With ``cross_sequence: time_respecting`` they arrive at their real times.
-        Otherwise arrival times are random, by a process in which the k-th interaction of a user is
-        expected at time k.
+        To read an interaction is to add its state to one's own. An interaction reads the older ones
+        of its own sequence (windows of one user that follow each other), and those of other users
+        that arrive before it. Arrival times are real times if ``self.cross_sequence`` is
+        time_respecting; otherwise they are made up, so that the k-th interaction of a user arrives
+        at about time k.
 
         Args:
-            rows: the windows of the batch, with m interactions.
+            rows: the windows of the batch: for each of its m interactions the row in the dataset's
+                log (``events``), and for each window its length, its sequence and whether
+                predictions are made from it (``is_predicted``).
             rng: generator of the random arrival times.
 
         Returns:
-            The order of the m interactions.
+            Arrays [m]: each interaction's user, sequence, place in the order of arrival
+            (``arrival``) and place in its window (``column``), and whether other users may read it.
         """
         events = rows.events
-        window = np.repeat(np.arange(len(rows.lengths)), rows.lengths)  # of each interaction
+        # the window of each interaction, and its place there: for windows of 2 and 3 interactions
+        # 0, 0, 1, 1, 1 and 0, 1, 0, 1, 2
+        window = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+        column = gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths)
+
         if self.cross_sequence == "time_respecting":
             arrival_time = self.times[events]
         else:
-            # The expectation for the k-th interaction of a user, which has the rank k - 1. Where
-            # predictions are made it is kept, so that they do not depend on chance or other users.
+            # Random times about k. Where predictions are made the time is k itself, so that they do
+            # not depend on chance. The k-th interaction of a user has the rank k - 1.
             arrival_time = self.ranks[events] + 1.0
             is_random = ~rows.is_predicted[window]
             arrival_time[is_random] = self._sample_arrival_times(events[is_random], rng)
 
         # the place in the order, the same for equal times: 3.5, 1.0, 3.5 become 1, 0, 1
         _, arrival = np.unique(arrival_time, return_inverse=True)
-        return EventOrder(
-            user=self.users[events],
-            sequence=rows.sequence[window],
-            arrival=arrival.reshape(-1),
-            # held-out interactions never reach another user
-            is_source=rows.is_source & self.is_trained[events],
-            # places in windows of 2 and 3 interactions: 0, 1, 0, 1, 2
-            column=gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths),
-        )
+        # a training interaction may be read by other users, a held-out one never
+        is_source = rows.is_source & self.is_trained[events]
+        user, sequence = self.users[events], rows.sequence[window]
+        return EventOrder(user, sequence, arrival.reshape(-1), is_source, column)
 
     def _sample_arrival_times(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Sample random arrival times of interactions: a Poisson process of rate 1 for each user.
@@ -478,34 +480,37 @@ class RelationLookup:
         common span, the times would leak that number.
 
         Args:
-            events: [m] int64 rows of interactions in the log; equal rows get equal times.
+            events: [m] int64 rows of interactions in the dataset's log, which is sorted by user and
+                time; equal rows get equal times.
             rng: generator.
 
         Returns:
             [m] float64 arrival times.
         """
-        # each interaction once, in the order of the log: user by user, oldest first
+        # each interaction once, user by user, oldest first; its rank is how many interactions of
+        # the user are older, also such as are not in the batch
         distinct, index = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]
         is_first = np.append(True, user[1:] != user[:-1])  # of its user
 
-        # How many gaps lie between an interaction and the user's one before in the batch, or the
-        # beginning of the history: ranks 1 and 4 (older interactions of the user) make 2, then 3.
-        # The sum of so many exponential gaps has a gamma distribution with that shape.
-        num_gaps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
-        waiting_time = rng.gamma(num_gaps)
+        # The wait since the user's interaction before, in the batch, is a sum of several gaps: from
+        # rank 1 to rank 4 there are 3. A user's first wait begins at time 0, as if at rank -1. The
+        # sum of n exponential gaps has a gamma distribution with shape n.
+        previous_rank = np.where(is_first, -1, np.roll(rank, 1))
+        waiting_time = rng.gamma(rank - previous_rank)
 
-        # an interaction arrives after all waiting times of its user so far
-        of_users = np.split(waiting_time, np.flatnonzero(is_first)[1:])
-        arrival_time = np.concatenate([of_user.cumsum() for of_user in of_users])
-        return arrival_time[index.reshape(-1)]
+        # waits of 2.0 and 3.5 of one user, 1.5 of the next give the arrival times 2.0, 5.5 and 1.5
+        by_user = np.split(waiting_time, np.flatnonzero(is_first)[1:])
+        arrival_time = np.concatenate([of_user.cumsum() for of_user in by_user])
+        return arrival_time[index.reshape(-1)]  # one for each of ``events`` again
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Find the ``top_k`` strongest relations of every interaction, by each attribute.
 
-        Two interactions are related by an attribute of their items or of themselves, each of which
-        is searched on its own, or by all attributes of their users together. An interaction is
-        related only to those that it may read (see :meth:`make_order`).
+        Two interactions are related if they are alike in an attribute of their items, of themselves
+        (such as their times) or of their users. Relations by each attribute of items or
+        interactions are one result each; by attributes of users there is one result for all. An
+        interaction is related only to those that it may read (see :meth:`make_order`).
 
         Args:
             rows: the windows of the batch.
@@ -515,14 +520,18 @@ class RelationLookup:
             A list with the relations by each attribute of items or interactions; and the relations
             by users, None if the option ``relations`` has no attribute of users.
         """
+        # ``by_attribute`` has an object for each attribute of items or interactions
         edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
-        if self.user_table is None:
+        if self.user_table is None:  # no attributes of users
             return edges, None
 
-        # Users with the same attributes are one class. 0 is for a user without attributes, and for
-        # one from outside the dataset, whose number is past the last one of ``class_of``.
+        # Users with the same attributes are one class; the table says how strongly two classes are
+        # related. Class 0 is for a user without attributes, and for one from outside the dataset,
+        # whose number is past the last one of ``class_of`` [users].
         classes = take_or_fill(self.user_table.class_of, order.user, 0)
-        # the paper relates users from position to position: at the same place of their windows
+        # With ``same_column`` the third interaction of a window is related to the third ones of
+        # other users' windows only, as in the paper. ``across_users`` is False if the option
+        # ``cross_sequence`` is none: other users are not read.
         user_edges = top_relations(
             self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
@@ -552,17 +561,16 @@ class RelationLookup:
         edges_by_attribute, user_edges = self.find(rows, order)
         m = len(order)
 
-        attribute_matrix = None
+        heads = users = None
         if edges_by_attribute:
-            attribute_matrix = stack_relations(edges_by_attribute, m, device, dtype)
-        user_matrix = None
+            heads = stack_relations(edges_by_attribute, m, device, dtype)
         if user_edges is not None:
             # interactions are related to themselves by their user, too, but by no other attribute
             user_edges = self._add_self_relations(user_edges, order)
-            user_matrix = stack_relations([user_edges], m, device, dtype)
+            users = stack_relations([user_edges], m, device, dtype)
 
         num_edges = sum(len(edges.value) for edges in edges_by_attribute)
-        return BatchRelations(attribute_matrix, user_matrix, num_edges)
+        return BatchRelations(heads, users, num_edges)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Add the relation of every interaction to itself to those by users (AttrFormer, 3.1.3).

@@ -146,37 +146,46 @@ class _SortedInteractions:
     """
 
     def __init__(self, events: np.ndarray, *numbers: np.ndarray) -> None:
-        """Sort interactions.
+        """Sort interactions by several numbers of each: by the first, if equal by the second, ...
+
+        With the classes 2, 1, 2 and the arrivals 5, 6, 4, for example, the interactions 0, 1, 2
+        become ``events`` 1, 2, 0. Each gets one number to compare, its key, as hours and minutes
+        make minutes: if arrivals are below 7, class 2 and arrival 5 have the key 2 * 7 + 5.
 
         Args:
-            events: [n] int64 the interactions to sort, ascending.
-            *numbers: [m] int64 numbers of all interactions of the batch, the one to sort by first
-                at the front.
+            events: [n] int64 the interactions to sort, ascending; some or all of the batch.
+            *numbers: an array [m] int64 for each number to sort by, such as the class, with the
+                values of all m interactions of the batch, 0 or more.
         """
-        self.sizes = [int(x.max(initial=0)) + 1 for x in numbers]
-        keys = self._make_keys([x[events] for x in numbers])
+        # how many values each number may have: 7 for the arrivals of the example
+        self.sizes = tuple(int(values.max(initial=0)) + 1 for values in numbers)
+        keys = np.ravel_multi_index([values[events] for values in numbers], self.sizes)
         by_key = np.argsort(keys, kind="stable")
         self.events, self.keys = events[by_key], keys[by_key]
 
-    def _make_keys(self, numbers: Sequence[np.ndarray | int]) -> np.ndarray:
-        """Return the keys [k] of k interactions, whose numbers are given as [k] each."""
-        first, *others = numbers
-        keys = np.asarray(first)
-        for number, size in zip(others, self.sizes[1:], strict=True):
-            keys = keys * size + number
-        return keys
+    def find_range(
+        self, leading: Sequence[np.ndarray], start: np.ndarray | int, stop: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find interactions by the numbers that they are sorted by, in k searches at once.
 
-    def count_below(self, *numbers: np.ndarray | int) -> np.ndarray:
-        """Return how many of the interactions have a lower key than given numbers, by bisection.
+        If interactions are sorted by class and arrival, a search finds those of one class that
+        arrive from ``start`` to ``stop - 1``. They are neighbours in ``events``, the sorted
+        interactions, so two bisections find where they begin and end.
 
         Args:
-            *numbers: [k] int64 each, as many as the interactions are sorted by, or one number for
-                all.
+            leading: all numbers but the last one, [k] int64 each, here the class of each search.
+            start, stop: [k] int64 range of the last number, without ``stop``; ``start`` may be one
+                number for all.
 
         Returns:
-            [k] int64, which is also where interactions with these numbers begin in ``events``.
+            [k] int64 index in ``events`` after the last interaction found; and [k] int64 how many
+            are found.
         """
-        return np.searchsorted(self.keys, self._make_keys(numbers), "left")
+        # the range in keys: one number of each interaction, packed from all that it is sorted by
+        first_key = np.ravel_multi_index((*leading, start), self.sizes)
+        end_key = np.ravel_multi_index((*leading, stop), self.sizes)
+        begin, end = np.searchsorted(self.keys, (first_key, end_key), "left")
+        return end, end - begin
 
 
 def top_relations(
@@ -283,29 +292,25 @@ class _Runs:
     def take_newest(self, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """List the newest interactions of each run, the newest first.
 
-        Of the sorted interactions 7, 2, 9, 4 a run that ends at 3 gives 9 and 2 if its count is 2.
+        A run is a stretch of the sorted interactions ``events``, the newest at its end: it ends
+        before index ``end``. If ``events`` is 7, 2, 9, 4, a run with ``end`` 3 has 9 as its newest
+        interaction; with a count of 2 it gives 9 and 2.
 
         Args:
-            count: [n] int64 how many to list of each run.
+            count: [n] int64 how many interactions to list of each of the n runs.
 
         Returns:
-            The number of the run, and the interaction, [sum of ``count``] int64 both.
+            [sum of ``count``] int64 the number of the run; and [sum of ``count``] int64 the
+            interaction.
         """
+        # for counts 2 and 3: runs 0, 0, 1, 1, 1 and places from the end 0, 1, 0, 1, 2
         run = np.repeat(np.arange(len(count)), count)
-        place_from_end = gather_index(np.zeros_like(count), count)  # 0 is the newest of a run
+        place_from_end = gather_index(np.zeros_like(count), count)
         return run, self.events[self.end[run] - 1 - place_from_end]
 
 
 class _ReadableRuns:
-    """Finds the interactions of a class that a reader may read, as runs of sorted interactions.
-
-    Args:
-        own_class: [m] int64 class of each interaction.
-        column: [m] int64 column of each interaction; a reader reads its own column only.
-        classified: int64 the interactions that have a class, ascending.
-        order: who may read whom.
-        across_users: whether interactions of other users are read at all.
-    """
+    """Finds the interactions of a class that a reader may read, as runs of sorted interactions."""
 
     def __init__(
         self,
@@ -315,93 +320,124 @@ class _ReadableRuns:
         order: EventOrder,
         across_users: bool,
     ) -> None:
+        """Sort the m interactions of a batch, so that ``find`` finds those to read by bisection.
+
+        A class is all interactions with the same value of a field, such as a brand. The reader is
+        the interaction that reads others; it searches one class and one column at a time. So all
+        are sorted by class and column first, and then so that what a reader may read are
+        neighbours.
+
+        Args:
+            own_class: [m] int64 class of each interaction.
+            column: [m] int64 a second number of each, such as its place in its window; a reader
+                reads only interactions with the same one.
+            classified: int64 the interactions that have a class, ascending.
+            order: user, sequence and arrival of each interaction. A sequence is interactions of one
+                user with numbers in a row, the oldest first. The arrival is the place in an order
+                of the whole batch: of other users a reader reads what arrives before it.
+            across_users: whether interactions of other users are read at all.
+        """
         self.order, self.column = order, column
-        # the first interaction of the sequence that each interaction belongs to
+        # [m] the first interaction of the sequence that each interaction belongs to
         self.first = np.searchsorted(order.sequence, order.sequence, "left")
-        # Interactions of a sequence have numbers in a row, so sorted by number the earlier ones of
-        # a reader's sequence are neighbours.
+
+        # sorted by their number in the batch, the earlier ones of a reader's sequence are
+        # neighbours: those from ``first`` on, up to the reader
         number = np.arange(len(order))
         self.by_number = _SortedInteractions(classified, own_class, column, number)
 
-        # interactions that other users may read: by arrival, those before a reader are neighbours
+        # sorted by arrival, all that arrive before a reader are neighbours; sorted by user and
+        # arrival, those of them that are of the reader's own user
         shared = classified[order.is_source[classified]] if across_users else classified[:0]
         self.by_arrival = _SortedInteractions(shared, own_class, column, order.arrival)
         self.by_user = _SortedInteractions(shared, own_class, column, order.user, order.arrival)
 
     def find(self, source_class: np.ndarray, reader: np.ndarray) -> tuple[_Runs, _Runs]:
-        """Find the interactions of a class before a reader, for n pairs of a class and a reader.
+        """Find the interactions of a class that a reader may read, for n pairs of class and reader.
+
+        A reader is the interaction that reads others. It reads those of its own column only, a
+        second number beside the class. What it finds are two runs, stretches of neighbours among
+        the sorted interactions of the batch.
 
         Args:
             source_class: [n] int64 class to search.
             reader: [n] int64 interaction that reads.
 
         Returns:
-            Two runs for each pair: the earlier interactions of the reader's own sequence, and all
-            interactions for others to read that arrive before the reader. In the second run those
-            of the reader's own user are not readable: of its user it reads its own sequence only.
+            Two :class:`_Runs` with a run for each pair: the earlier interactions of the reader's
+            own sequence; and the interactions of all users that arrive before the reader. In the
+            second run those of the reader's own user are not readable, and only counted: of its
+            user it reads its own sequence only.
         """
-        part = source_class, self.column[reader]
-        end = self.by_number.count_below(*part, reader)
-        size = end - self.by_number.count_below(*part, self.first[reader])
+        # ``find_range`` finds those of a class and column whose next number lies in a range, and
+        # returns where they end and how many there are
+        group = source_class, self.column[reader]
+
+        # by number in the batch: from the first of the sequence up to the reader
+        end, size = self.by_number.find_range(group, self.first[reader], reader)
         own = _Runs(self.by_number.events, end, size, num_readable=size)
 
+        # by arrival: before the reader; of these the interactions of the reader's user are counted
         user, arrival = self.order.user[reader], self.order.arrival[reader]
-        end = self.by_arrival.count_below(*part, arrival)
-        size = end - self.by_arrival.count_below(*part, 0)
-        user_end = self.by_user.count_below(*part, user, arrival)
-        num_own_user = user_end - self.by_user.count_below(*part, user, 0)
+        end, size = self.by_arrival.find_range(group, 0, arrival)
+        _, num_own_user = self.by_user.find_range((*group, user), 0, arrival)
         return own, _Runs(self.by_arrival.events, end, size, num_readable=size - num_own_user)
 
 
 def _allocate(
     num_own: np.ndarray, num_shared: np.ndarray, reader: np.ndarray, remaining: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decide how many interactions a reader takes from each class that it searches.
+    """Decide how many interactions each reader takes from each class that it searches.
 
-    A class (all interactions of a brand, for example) offers two runs of interactions to a reader:
-    its own run, of the reader's own sequence, and its shared run, of other users. A reader goes
-    through its classes one by one, in each through the own run first, until it has as many as it
-    lacks. For example, one reader that lacks 4 and searches two classes, with own runs of 1 and 2
-    and shared runs of 2 and 5, takes 1 and 1 from the own runs, and 2 and 0 from the shared ones.
+    A reader is an interaction that reads others until it has as many as it lacks. It goes through
+    its classes, such as brands, one by one. In each it takes interactions of its own user first,
+    then those of other users. For example, one reader lacks 4 and searches two classes. They offer
+    1 and 2 interactions of its own user, and 2 and 5 of others. It takes 1 and 1 of its own, and 2
+    and 0 of others.
 
     Args:
-        num_own, num_shared: [n] int64 how many interactions the runs have for n pairs of a reader
-            and a class.
-        reader: [n] int64 the reader of each pair, never falling.
-        remaining: [m] int64 how many each of the m interactions lacks as a reader.
+        num_own, num_shared: [n] int64 for n pairs of a reader and a class: how many interactions
+            the class offers of the reader's own user, and of other users.
+        reader: [n] int64 the reader of each pair, a number below m, never falling.
+        remaining: [m] int64 how many interactions each of the m readers lacks.
 
     Returns:
-        [n] int64 how many to take from each own run, and [n] from each shared run.
+        [n] int64 how many it takes of its own user, and [n] int64 how many of others.
     """
-    # the 2n runs in the order in which they are gone through, own and shared in turn
-    sizes = np.stack((num_own, num_shared), 1).reshape(-1)
-    run_reader = np.repeat(reader, 2)
+    # what a reader's classes before this one offer: the sum over all pairs before this pair, less
+    # the sum before the reader's first pair (in the example 0 and 3)
+    num_offered = num_own + num_shared
+    offered_before = np.cumsum(num_offered) - num_offered
+    first_pair = np.searchsorted(reader, reader, "left")
+    offered_before -= offered_before[first_pair]
 
-    # How many interactions the runs before have: of all readers, less those before the reader's
-    # first run. Sums never fall, so the sum at the reader's first run is the largest up to here.
-    num_before = np.cumsum(sizes) - sizes
-    is_first = np.diff(run_reader, prepend=-1) > 0
-    num_before -= np.maximum.accumulate(np.where(is_first, num_before, 0))
-
-    num_taken = np.clip(remaining[run_reader] - num_before, 0, sizes)
-    return num_taken[::2], num_taken[1::2]
+    num_lacking = remaining[reader] - offered_before  # 4 and 1; negative where nothing is lacking
+    own_count = np.clip(num_lacking, 0, num_own)
+    shared_count = np.clip(num_lacking - num_own, 0, num_shared)
+    return own_count, shared_count
 
 
 def _take_other_users(
     shared: _Runs, count: np.ndarray, user: np.ndarray, reader: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """List the newest interactions of each shared run that are not of the reader's own user.
+    """List the newest interactions of each run that are not of the reader's own user.
+
+    A run is a list of interactions, oldest first, for one reader to read. It has ``shared.size``
+    interactions. All but ``shared.num_readable`` of them are of the reader's own user, and are left
+    out here. Where in the run they are is not known.
 
     Args:
-        shared: [n] runs of interactions that arrive before their reader.
-        count: [n] int64 how many to list of each run.
+        shared: n runs of interactions that arrive before their reader.
+        count: [n] int64 how many to list of each run, at most ``shared.num_readable``.
         user: [m] int64 user of each interaction of the batch.
         reader: [n] int64 the reader of each run.
 
     Returns:
-        The number of the run, and the interaction, [sum of ``count``] int64 both.
+        [sum of ``count``] int64 the number of the run; and [sum of ``count``] int64 the
+        interaction.
     """
-    # as many more are looked at as there are of the reader's own user, then these are left out
+    # The newest ``count + num_own_user`` of a run, or all, have ``count`` others at least: there
+    # are no more than ``num_own_user`` to leave out.
     num_own_user = shared.size - shared.num_readable
     num_inspected = np.where(count > 0, np.minimum(count + num_own_user, shared.size), 0)
     run, event = shared.take_newest(num_inspected)
@@ -417,33 +453,58 @@ def _take_other_users(
 def _restrict_table(
     table: RelationTable, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the part of a table that relates the given classes to each other.
+    """Return the part of a table that relates the classes of a batch to each other.
 
-    A class is a value of a field, such as a brand. The table lists for each class the related ones,
-    one class after the other; a batch has few of all classes, so the rest need not be searched.
+    A class is a value of a field, such as a brand. The table lists pairs of related classes, all
+    pairs of class 0 first, then those of class 1, and so on: class c has the pairs
+    ``table.indptr[c]`` to ``table.indptr[c + 1] - 1``. Pair p relates it to class
+    ``table.related[p]`` with the strength ``table.values[p]``. A batch has few of all classes, so
+    other pairs are left out, and the k classes of the batch are numbered 0 to k - 1.
 
     Args:
-        table: which classes of all are related, and how strongly.
-        classes: [classes] int64 ascending classes to keep.
+        table: which classes are related, and how strongly.
+        classes: [k] int64 the classes of the batch, ascending.
 
     Returns:
-        Offsets [classes + 1] of each class among the pairs, the related classes [pairs] as indices
-        of the ascending ``classes``, and the relations [pairs].
+        The same three arrays for the batch, in which classes are their new numbers: offsets [k + 1]
+        int64 in place of ``indptr``, related classes [pairs] int64, and strengths [pairs] float64.
     """
-    # the index of each class of the table among those to keep, or -1
-    class_index = np.full(len(table.indptr) - 1, -1)
-    class_index[classes] = np.arange(len(classes))
+    # the new number of each class of the table, -1 for one that is not in the batch
+    new_number = np.full(len(table.indptr) - 1, -1)
+    new_number[classes] = np.arange(len(classes))
 
-    # all pairs of the kept classes, then those whose second class is kept, too
-    sizes = np.diff(table.indptr)[classes]
-    pair = gather_index(table.indptr[classes], sizes)
-    related = class_index[table.related[pair]]
-    is_present = related >= 0
+    # all pairs of the batch's classes (``gather_index`` lists ``num_pairs`` indices of each, from
+    # its first pair on), with the new numbers of their two classes
+    num_pairs = np.diff(table.indptr)[classes]
+    pair = gather_index(table.indptr[classes], num_pairs)
+    first_class = np.repeat(np.arange(len(classes)), num_pairs)
+    second_class = new_number[table.related[pair]]
 
-    # kept pairs of each class, added up: 2, 0 and 1 pairs give the offsets 0, 2, 2, 3
-    row = np.repeat(np.arange(len(classes)), sizes)[is_present]
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=len(classes)))))
-    return offsets, related[is_present], table.values[pair[is_present]]
+    # the pairs whose second class is in the batch, too; 2, 0 and 1 of them give offsets 0, 2, 2, 3
+    is_kept = second_class >= 0
+    num_kept = np.bincount(first_class[is_kept], minlength=len(classes))
+    offsets = np.append(0, np.cumsum(num_kept))
+    return offsets, second_class[is_kept], table.values[pair[is_kept]]
+
+
+def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
+    """Return the values at some indices, and ``fill_value`` where an index is past the last value.
+
+    That happens for histories from outside the dataset, whose users and interactions are numbered
+    on from those of the log. Values 5, 6 at the indices 1, 0, 2 and a fill of 0 give 6, 5, 0.
+
+    Args:
+        values: [n] values.
+        index: [m] int64 indices, which may be n or more.
+        fill_value: what stands for a value that does not exist.
+
+    Returns:
+        [m] in the type of ``values``.
+    """
+    result = np.full(len(index), fill_value, dtype=values.dtype)
+    is_known = index < len(values)
+    result[is_known] = values[index[is_known]]
+    return result
 
 
 def top_differences(
@@ -456,9 +517,9 @@ def top_differences(
 ) -> Edges:
     """Relate every interaction to the k older ones of its sequence with the nearest numbers.
 
-    A relation is exp(-|z_i - z_j| / r_norm), averaged over the values of r_norm (AttrFormer, Liu et
-    al., KDD 2025, equation 10); weaker ones than ``WEAKEST`` are left out. Times 10, 90 and 100
-    relate the third interaction to the second first.
+    The relation of interactions i and j is exp(-|z_i - z_j| / r_norm), averaged over the values of
+    r_norm (AttrFormer, Liu et al., KDD 2025, equation 10). Weaker ones than ``WEAKEST`` are left
+    out. For example, the third of the times 10, 90, 100 is related to the second most strongly.
 
     Args:
         values: [m] float64 number z of each interaction, such as its time; NaN where missing.
@@ -467,32 +528,36 @@ def top_differences(
         k: most relations of an interaction.
         scales: values of r_norm.
         max_back: how many interactions back are compared.
-        is_rising: whether values never fall along a sequence, as times and positions; the k nearest
-            interactions are then the strongest, and only they are compared.
+        is_rising: whether numbers never fall along a sequence, as times do not.
 
     Returns:
-        Pairs of reader and source with their relation, sorted by reader.
+        Pairs of reader (the later interaction) and source (the older one) with their relation,
+        sorted by reader.
     """
-    # how far back a reader looks: 1, 2, ... interactions before it
+    # How far back each reader is compared: 1, 2, ... interactions. If numbers never fall, the k
+    # interactions before a reader have the nearest numbers, and no others need be compared.
     longest = np.bincount(sequence).max(initial=1)
-    back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
+    num_back = min(max_back, longest - 1, k if is_rising else max_back)
+    back = np.arange(1, num_back + 1)
 
-    # so many readers at a time that they make ``PAIRS_AT_ONCE`` pairs
-    num_readers = max(1, PAIRS_AT_ONCE // max(len(back), 1))
+    # blocks of readers with ``PAIRS_AT_ONCE`` pairs each, which bounds the memory
+    block_size = max(1, PAIRS_AT_ONCE // max(len(back), 1))
     parts = list[tuple[np.ndarray, ...]]()
-    for start in range(0, len(values), num_readers):
-        # relations [readers, back] of each reader to each interaction before it, 0 for none
-        reader = np.arange(start, min(start + num_readers, len(values)))[:, None]
-        source = np.maximum(reader - back, 0)
+    for start in range(0, len(values), block_size):
+        # all pairs [readers, back]: row i is the reader start + i, column c is c + 1 back
+        reader = np.arange(start, min(start + block_size, len(values)))[:, None]
+        source = np.maximum(reader - back, 0)  # the batch begins at 0, so ``back <= reader``, too
         is_in_sequence = (back <= reader) & (sequence[source] == sequence[reader])
         # ``similarity`` is the mean of exp(-difference / scale); comparing NaN gives no warning
         with np.errstate(invalid="ignore"):
             relation = similarity(values[reader] - values[source], scales)
-        relation[~(is_in_sequence & (relation >= WEAKEST))] = 0  # of missing numbers, too
+            is_kept = is_in_sequence & (relation >= WEAKEST)  # not where NaN
+        relation[~is_kept] = 0
 
-        strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
+        # of each row the k strongest; of equal ones the nearest, which has the smaller column
+        strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]
         relation = np.take_along_axis(relation, strongest, 1)
         source = np.take_along_axis(source, strongest, 1)
-        row, column = np.nonzero(relation)
-        parts.append((start + row, source[row, column], relation[row, column]))
+        row, place = np.nonzero(relation)
+        parts.append((start + row, source[row, place], relation[row, place]))
     return Edges.from_parts(parts)

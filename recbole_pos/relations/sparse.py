@@ -46,7 +46,7 @@ class SparseProduct:
         device: torch.device,
         dtype: torch.dtype,
     ) -> SparseProduct:
-        """Build a sparse matrix from its E entries that are not zero.
+        """Build a sparse matrix, which multiplies dense ones, from its E entries that are not zero.
 
         Args:
             row, col, weight: [E] row, column and value of each entry, sorted by row.
@@ -55,24 +55,40 @@ class SparseProduct:
             dtype: type of the values.
 
         Returns:
-            The matrix.
+            The matrix. It keeps its entries twice: row by row, from which a product is summed, and
+            column by column, from which the gradient is summed.
         """
-        # rows 0, 0, 2 of a matrix with 3 rows begin at the entries 0, 2 and 2, and end at 3
+        # row i has the entries borders[i] to borders[i + 1] - 1: if the 3 entries of a matrix with
+        # 3 rows are in the rows 0, 0, 2, the borders are 0, 2, 2, 3
         borders = np.searchsorted(row, np.arange(shape[0] + 1))
         matrix = sp.csr_matrix((weight, col, borders), shape=shape)
-        by_row, by_column = (
-            (
-                torch.from_numpy(x.indices).to(device),
-                torch.from_numpy(x.data).to(device, dtype),
-                torch.from_numpy(x.indptr[:-1]).to(device),
-            )
-            for x in (matrix, matrix.tocsc())
-        )
+        by_row = _list_entries(matrix, device, dtype)
+        by_column = _list_entries(matrix.tocsc(), device, dtype)
         return cls(by_row, by_column)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, d] with x [cols, d]."""
         return _Product.apply(x, self)
+
+
+def _list_entries(
+    matrix: sp.csr_matrix | sp.csc_matrix, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy the E entries of a sparse matrix into tensors, in the order in which it has them.
+
+    Args:
+        matrix: matrix by rows (csr); or by columns (csc), where rows and columns change places.
+        device: where the tensors are put.
+        dtype: type of the values.
+
+    Returns:
+        [E] column of each entry, [E] value of each entry, and [rows] the index of the first entry
+        of each row.
+    """
+    column = torch.from_numpy(matrix.indices).to(device)
+    value = torch.from_numpy(matrix.data).to(device, dtype)
+    first = torch.from_numpy(matrix.indptr[:-1]).to(device)  # its last number is E, not a row
+    return column, value, first
 
 
 class _Product(torch.autograd.Function):

@@ -215,19 +215,24 @@ def _read_within(within: Any, origin: str, dataset: Dataset, location: str) -> s
 
 
 def _read_scales(scales: Any, kind: str, origin: str, location: str) -> tuple[float, ...]:
-    """Read the key ``scales`` of an entry: in which units the difference of two numbers counts.
+    """Read the key ``scales`` of an entry such as {field: age, scales: [1, 5]}.
 
-    Each is a value of r_norm in equation 10, exp(-difference / r_norm).
+    Two numbers, such as the ages of two users, are related by exp(-difference / scale): the larger
+    the scale, the more slowly the relation falls as the difference grows. With several scales, the
+    relation is the mean. The paper calls a scale r_norm (AttrFormer, Liu et al., KDD 2025, equation
+    10).
 
     Args:
-        scales: a number above 0, a list of such, or None if the key is not given.
-        kind: kind of the field; a categorical one has no differences and no scales.
-        origin: where the values of the field are; ``TIME`` for times.
-        location: the entry, with which messages begin.
+        scales: the value of the key: a number above 0, a list of such, or None if it is not given.
+        kind: ``numerical`` for a field of numbers; ``categorical`` for one of tokens, which have no
+            differences and no scales.
+        origin: where the values of the field are, a file of the dataset (item, user or inter) or a
+            built-in field: ``POSITION`` or ``TIME``, the times of interactions in seconds.
+        location: where the entry is, for example "relations: age"; error messages begin with it.
 
     Returns:
-        The scales, in the order given. The default is an hour and a day in seconds for times, 1 for
-        other numbers, and none for a categorical field.
+        The scales, in the order given. The default is an hour and a day for times
+        (``TIME_SCALES``), 1 for other numbers, and none for a categorical field.
 
     Raises:
         UsageError: if a value is not a number above 0, or the field is categorical.
@@ -267,24 +272,29 @@ class RelationTable:
 
     @classmethod
     def from_matrix(cls, class_of: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Make a table from the class of each entity and the matrix of their classes' relations.
+        """Make a table, which lists for each class the related classes, the strongest first.
+
+        A class is all items, users or interactions with the same value of a field, such as one set
+        of categories. Of classes with equal relations the one that has the smaller relation to
+        itself is first. For sets, whose relation is how many members they share, this is the
+        smaller set: {1} is more like {1} than {1, 2, 3} is. Then the class with the lower number
+        is first.
 
         Args:
             class_of: [entities] int64 class of each item, user or interaction, 0 for none.
             matrix: [classes, classes] symmetric relations; those below ``WEAKEST`` are left out.
+
+        Returns:
+            The table.
         """
-        matrix = matrix.tocoo()
+        self_relation = matrix.diagonal()
+        matrix = matrix.tocoo()  # three arrays: row, column and value of each entry
         is_kept = matrix.data >= WEAKEST
         row, col, value = matrix.row[is_kept], matrix.col[is_kept], matrix.data[is_kept]
 
-        # A relation of token sets is the product a . b of vectors of 0 and 1, their cosine is a . b
-        # divided by the root of (a . a) (b . b). So of two classes b with the same relation to a,
-        # the one with the smaller relation to itself, b . b, has the larger cosine.
-        self_relation = np.zeros(matrix.shape[0])
-        self_relation[row[row == col]] = value[row == col]
-
-        # sorted by row, then by largest value, then by cosine, then by number
-        order = np.lexsort((col, self_relation[col], -value, row))  # the last key is the first
+        # sorted by row, in a row from the largest value on, then as above; the last key goes first
+        order = np.lexsort((col, self_relation[col], -value, row))
+        # row i has the entries indptr[i] to indptr[i + 1] - 1
         indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
         return cls(class_of, indptr, col[order].astype(np.int64), value[order])
 
@@ -444,26 +454,27 @@ def join_classes(by_attribute: Sequence[np.ndarray]) -> tuple[np.ndarray, np.nda
 
 
 def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return the relations of combinations of classes, as one of their attributes relates them.
+    """Return how things are related, given how their classes are: entry i, j of things i and j.
 
-    A combination is a brand and a price, for example. Two combinations are related by the brand as
-    their brands are: of combinations with the brands 1, 1, 2 the first one has the relations
-    ``matrix[1, 1]``, ``matrix[1, 1]`` and ``matrix[1, 2]``.
+    For example, three products have the brands 1, 1, 2, their classes, and ``matrix`` relates
+    brands. Then the first product has the relations ``matrix[1, 1]``, ``matrix[1, 1]`` and
+    ``matrix[1, 2]`` to the three.
 
     Args:
-        classes: [combinations] class of each by the attribute; class 0 has no relation.
-        matrix: [classes, classes] relations by the attribute.
-        name: field, for the message if there are too many pairs.
+        classes: [n] int64 class of each of n things; class 0 has no relation.
+        matrix: [classes, classes] sparse relations of classes, not negative.
+        name: name of the field, for the message.
 
     Returns:
-        Sparse matrix [combinations, combinations].
+        Sparse matrix [n, n].
 
     Raises:
-        UsageError: if more than ``MAX_PAIRS`` pairs of combinations are related.
+        UsageError: if more than ``MAX_PAIRS`` pairs of things are related, for lack of memory.
     """
-    num_combinations = np.bincount(classes, minlength=matrix.shape[0]).astype(float)  # of a class
-    num_related = (matrix > 0) @ num_combinations  # to one combination of a class
-    _require_few_pairs(float(num_combinations @ num_related), name)
+    # counted before the pairs are made: two related classes of 3 and 5 things make 3 * 5 pairs
+    class_sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
+    is_related = matrix > 0
+    _require_few_pairs(float(class_sizes @ is_related @ class_sizes), name)
     return matrix[classes][:, classes]
 
 
@@ -485,8 +496,9 @@ def _require_few_pairs(pairs: float, name: str) -> None:
 def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> RelationTable | None:
     """Return how strongly users are related: the mean over their attributes, such as age.
 
-    That is R^U (AttrFormer, section 3.1.3). Users that agree in all attributes are one class of the
-    table. A missing attribute counts as a relation of 0.
+    That is R^U (AttrFormer, Liu et al., KDD 2025, section 3.1.3). By a missing attribute users are
+    related with 0. Users that agree in all attributes have the same relations, so the table has one
+    class for all of them: a combination of attributes, such as female and 30.
 
     Args:
         relations: the entries of the option ``relations`` that are of users, such as gender, age.
@@ -497,12 +509,15 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
     """
     if not relations:
         return None
-    # by each attribute: the class of every user, and the relations of classes
+    # By each attribute users have classes, such as ages. For each attribute: the class of every
+    # user [users], and the relation of every two classes, a sparse matrix [classes, classes].
     class_of_users, matrices = zip(*(relate_classes(x, dataset) for x in relations), strict=True)
+    # the number of every user's combination [users], and the classes that each combination is made
+    # of [combinations, attributes]
     combination_of, combinations = join_classes(class_of_users)
 
-    # The relation of two combinations is a sum: by each attribute that of their classes. Column i
-    # of ``combinations`` has their classes by attribute i.
+    # the sum over attributes of the relation of two combinations by this attribute, which is that
+    # of their classes; ``spread_matrix`` makes [combinations, combinations] from [classes, classes]
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(combinations), len(combinations)))
     for classes, matrix in zip(combinations.T, matrices, strict=True):
@@ -539,38 +554,44 @@ def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp
 def _relate_within(
     relation: Relation, within: str, dataset: Dataset
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Relate entities by a field if they share a token of a second field, too.
+    """Relate items or users by one field, but only those that share a token of a second field.
 
-    With {field: price, within: category} a class is all items of one price and one set of
-    categories. Two classes are related by their prices if they have a category in common.
+    With {field: price, within: category}, for example, two items are related by their prices if
+    they have a category in common. Items of one price and one set of categories have the same
+    relations, so they are one class, and classes are related.
 
     Args:
-        relation: an entry of the option ``relations``; its ``field`` is the first field.
+        relation: an entry of the option ``relations``; its ``field`` is the first field, of numbers
+            or (``kind`` categorical) of tokens.
         within: the second field, of tokens.
         dataset: where the values of the fields are read.
 
     Returns:
-        See :func:`relate_classes`.
+        [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
+        relations.
     """
+    # The different values of the first field are numbered from 1, and so are the different sets of
+    # tokens of the second; 0 is for a missing one. Both numbers of each item [entities], and the
+    # value or, as 0 and 1 [sets, tokens], the tokens behind each number.
     column = read_column(relation.field, relation.origin, dataset)
     is_categorical = relation.kind == "categorical"
-    first_class, values = number_token_sets(column) if is_categorical else number_values(column)
-    second_column = read_column(within, relation.origin, dataset)
-    second_class, second_tokens = number_token_sets(second_column)
+    item_value, values = number_token_sets(column) if is_categorical else number_values(column)
+    item_set, sets = number_token_sets(read_column(within, relation.origin, dataset))
 
-    # the class of each entity, a combination, and the two classes that each combination is made of
-    class_of, combinations = join_classes([first_class, second_class])
-    first, second = combinations.T
+    # the class of each item [entities]; and the value and the set of each class, by number
+    item_class, value_and_set = join_classes([item_value, item_set])
+    class_value, class_set = value_and_set.T
 
-    # the pairs i, j of combinations that share a token of the second field, and have values of both
-    shared_tokens = relate_categorical(second_tokens, within)
-    pairs = spread_matrix(second, shared_tokens, relation.field).tocoo()
-    has_values = (first[pairs.row] > 0) & (first[pairs.col] > 0)
-    i, j = pairs.row[has_values], pairs.col[has_values]
+    # the pairs i, j of classes whose sets share a token, and which both have a value
+    num_shared = relate_categorical(sets, within)
+    pairs = spread_matrix(class_set, num_shared, relation.field).tocoo()
+    have_values = (class_value[pairs.row] > 0) & (class_value[pairs.col] > 0)
+    i, j = pairs.row[have_values], pairs.col[have_values]
 
-    # how strongly the values of the first field relate each pair
+    # how strongly the values of each pair are related: by shared tokens or exp(-difference / scale)
     if is_categorical:
-        strength = count_shared_tokens(values, first[i], first[j])
+        strength = count_shared_tokens(values, class_value[i], class_value[j])
     else:
-        strength = similarity(values[first[i]] - values[first[j]], relation.scales)
-    return class_of, sp.csr_matrix((strength, (i, j)), shape=pairs.shape)
+        difference = values[class_value[i]] - values[class_value[j]]
+        strength = similarity(difference, relation.scales)
+    return item_class, sp.csr_matrix((strength, (i, j)), shape=pairs.shape)
