@@ -5,7 +5,7 @@ E [items, d] are the item vectors, h heads have e = d / h columns each.
 
     (1)  x  = E[items] + P                                    input          [m, d]
     (2)  a  = x + W_O heads(LayerNorm(x))                     every layer    [m, d]
-    (3)  o  = softmax( M + B( R q . U^T (R k) ) ) . L v       every head     [m, h, e]
+    (3)  o  = softmax( M + B + (R q) . U^T (R k) / sqrt(e) ) . L v   every head   [m, h, e]
     (4)  x' = a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2       every layer    [m, d]
     (5)  s  = LayerNorm(x) at the queries                     states         [queries, d]
     (6)  z  = s E^T                                           scores         [queries, items]
@@ -260,7 +260,7 @@ class MultiHeadAttention(nn.Module):
         return q, k, v, position.bias(q, k, batch)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the attention weights softmax( M + B( R q . U^T (R k) ) ) alone, for inspection.
+        """Return the attention weights softmax( M + B + (R q) . U^T (R k) / sqrt(e) ) alone, for inspection.
 
         M hides newer interactions. The position scheme rotates query and key (R), mixes keys with
         older ones (U) and adds a bias to the products (B); ``apply_hooks`` calls it.
