@@ -260,7 +260,7 @@ class MultiHeadAttention(nn.Module):
         return q, k, v, position.bias(q, k, batch)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the attention weights softmax( M + B + (R q) . U^T (R k) / sqrt(e) ) alone, for inspection.
+        """Return the attention weights softmax( M + B + (R q) . U^T (R k) / sqrt(e) ), to inspect.
 
         M hides newer interactions. The position scheme rotates query and key (R), mixes keys with
         older ones (U) and adds a bias to the products (B); ``apply_hooks`` calls it.
