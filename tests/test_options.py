@@ -22,7 +22,7 @@ from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.forward import ACTIVATIONS
 from recbole_pos.layers.gated_blocks import BLOCKS
-from recbole_pos.model.models import list_built_in, list_kinds
+from recbole_pos.model.models import MODELS, RECBOLE, list_kinds
 from recbole_pos.yaml_files import ROOT, list_property_files, read_properties, read_yaml
 
 SHIPPED = [
@@ -36,7 +36,8 @@ UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "gpu_id"}
 
 def test_every_option_is_in_the_table() -> None:
     """Of the plugin and of RecBole's models; its row allows every default, and bounds numbers."""
-    defaults = [PosConfig(name, "ml-100k").internal_config_dict for name in list_built_in()]
+    models = [*MODELS.shipped, *RECBOLE]
+    defaults = [PosConfig(name, "ml-100k").internal_config_dict for name in models]
     defaults += [read_yaml(ROOT / "base.yaml"), *(file.defaults for file in SHIPPED)]
     names = {key for options in defaults for key in options} - DERIVED_KEYS
     assert names <= OPTIONS.keys()

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recbole_pos.errors import UsageError
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.item_table import make_row_gradient
+from recbole_pos.values import Options, shown
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 
@@ -299,3 +301,34 @@ def posterior_loss(
     entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
     loss = weighted_cross_entropy(states, vectors, targets, betas, prior_weight * prior)
     return loss + (prior_weight * entropy).to(loss.dtype)
+
+
+def read_posterior(config: Options) -> tuple[list[float], float]:
+    """Read the options of the posterior loss (AttrFormer, Liu et al., KDD 2025, section 3.2.3).
+
+    Args:
+        config: options; ``future_weights`` are the betas of equation 17, ``prior_weight`` the
+            factor of its prior, and ``loss_type`` must be CE unless they give plain cross-entropy.
+
+    Returns:
+        The betas, the weight of the next item first, and the weight of the prior. Without a prior
+        and with one target the loss is the backbone's cross-entropy: there are no betas then.
+
+    Raises:
+        UsageError: if the options are no such weights, or ``loss_type`` does not support them.
+    """
+    betas, prior_weight = config["future_weights"], config["prior_weight"]
+    if not betas or betas[0] == 0 or list(betas) != sorted(betas, reverse=True):
+        raise UsageError(
+            "future_weights: expected weights of the next items, the first above 0 and none above "
+            f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
+        )
+    # no prior, and the next item as the only target
+    is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
+
+    if config["loss_type"] != "CE" and not is_plain:
+        raise UsageError(
+            f"loss_type: {config['loss_type']} cannot have posterior targets; set "
+            "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
+        )
+    return [] if is_plain else [float(beta) for beta in betas], float(prior_weight)

@@ -48,7 +48,7 @@ from recbole_pos.layers.forward import (
     TransformerLayer,
 )
 from recbole_pos.layers.hooks import AttentionPosition
-from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
+from recbole_pos.layers.losses import dirichlet_prior, posterior_loss, read_posterior
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.lookup import BatchRelations, RelationLookup
@@ -63,20 +63,12 @@ class AttrFormer(PosSASRec):
     """The backbone with relation-augmented heads, aggregation by users, and posterior targets
     (Liu et al., "Learning Attribute as Explicit Relation for Sequential Recommendation", KDD 2025).
 
-    Two interactions are related by a field, such as the brand of their items. An interaction reads
-    a related one, of its own user or another, by adding its state to its own. In training those of
-    a batch read each other, so batches are of random windows (``length_pool: 1``). In prediction
-    histories read the bank, training interactions of some users.
+    An interaction reads related ones, of its own user or another: it adds their states to its own.
+    In training those of a batch read each other, so batches are of random windows
+    (``length_pool: 1``). In prediction histories read a bank of training interactions.
 
     Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr]
     (DIF-SR).
-
-    Attributes:
-        declared: the option ``relations``, by which interactions and users are related.
-        lookup: finds the relations among interactions, given by their rows in the dataset's log.
-        inference: the option ``inference_relations``, whom a prediction reads.
-        bank_users: ids of the users of the bank with ``inference_relations: training_bank``.
-        prior: distribution over items by how often each occurs in training.
     """
 
     needs_events = True
@@ -88,10 +80,12 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the layers, what relates interactions, and the loss.
+        """Build the layers, the lookup of related interactions, and the loss.
 
-        Two interactions are related by a field, such as the brand of their items. An interaction
-        reads a related one by adding its state to its own.
+        The model is the base class's transformer, in which an interaction also reads related ones:
+        it adds their states to its own. Interactions are related by fields, such as the brand of
+        their items. In training those of a batch read each other. In prediction a history reads the
+        *bank*, training interactions of some users.
 
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
@@ -100,64 +94,85 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a relation cannot be read.
         """
-        # read first, since the base class calls ``build_layer``, which needs their number
+        # the fields of ``relations``, read first: the base class builds layers, which need to know
+        # how many there are
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
 
-        # whether consecutive windows of a user come in one batch, later ones reading earlier ones
+        # A long history is cut into windows. Linked, all windows of a user come in one batch, and
+        # later ones read earlier ones.
         self.linked = config["chunking"]
         if self.linked:
             _require_chunks(config)
 
-        # Which interactions read which: in training those of a batch each other; in prediction
-        # histories read the bank, training interactions of some users.
+        # Whose training interactions a prediction reads: those of ``bank_users`` (training_bank),
+        # of the users in its batch (batch), or of no other users (own, none).
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
-        self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self.lookup = self._build_lookup(dataset, config)
-        self._check_times(dataset, config)
         self.bank_users = self._sample_bank(config["bank_size"])
 
-        # the loss: betas of the next items, which ``LaterTargets`` finds in the log, and a prior
-        # over the items that the loss chooses among (``candidates``; None for all)
+        # whether interactions are related by their times, which are checked if so
+        self.relates_times = any(relation.origin == TIME for relation in self.declared)
+        self._check_times(dataset, config)
+
+        # The loss (equation 17) is cross-entropy with the next few items, which ``LaterTargets``
+        # finds, weighted by ``betas``, plus ``prior_weight`` times the divergence from a prior over
+        # items. There are no betas if the options ask for plain cross-entropy.
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
+        # The prior of an item grows with its number of training interactions (equation 14). It is
+        # over the items that the loss chooses among: ``candidates``, their ids, or None for all.
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _build_lookup(self, dataset: Dataset, config: Options) -> RelationLookup:
-        """Build what finds the relations among interactions, given by their rows in the log."""
-        # With user_update: replace the states of related users take the place of a state. A user
-        # without attributes is related to none, and keeps the state by a relation 1 to itself.
-        replaces_states = config["user_update"] == "replace"
+        """Build the object that finds the interactions to which each one of a batch is related.
+
+        Args:
+            dataset: training part of a dataset, with all interactions.
+            config: options; ``top_k`` is how many relations each interaction keeps by each field,
+                and ``cross_sequence`` says which interactions of other users it may read.
+        """
+        # Layers may sum the states of related users. A user without attributes is related to none,
+        # and would lose its own state where the sum takes the place of it (``replace``). So it is
+        # related to itself then, with weight 1.
+        sum_replaces_state = config["user_update"] == "replace"
         return RelationLookup(
-            self.declared,
+            self.declared,  # the fields by which interactions and users are related
             dataset,
             top_k=config["top_k"],
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
-            seconds=self.time_unit,
-            default_self_relation=1.0 if replaces_states else 0.0,
+            seconds=self.time_unit,  # seconds in one unit of the time field
+            default_self_relation=1.0 if sum_replaces_state else 0.0,
         )
 
     def _check_times(self, dataset: Dataset, config: Options) -> None:
-        """Check times that relations read; a position scheme's are checked by the base class.
+        """Check the times of a dataset, if interactions are related by them or ordered by them.
+
+        Warnings, such as that times look like running numbers, are added to ``self.notices``, which
+        training shows before it starts.
 
         Raises:
-            UsageError: if times are related, but fall along a history, or are all the same.
+            UsageError: if the times are all the same, or those that relate interactions fall from
+                one interaction of a user to the next.
         """
-        # only the nearest interactions of a history are compared by time, so times must not fall
+        # An interaction is compared with a fixed number of those right before it, which are the
+        # nearest in time only if times never fall.
+        instead = "leave the time out of relations"
         if self.relates_times:
-            require_order(dataset.log, "relations: time", "leave the time out of relations")
-        if self.needs_time:  # a position scheme reads times
-            return
-        unit = config["timestamp_unit"]
-        if self.relates_times:
-            self.notices += check_clock(dataset.log, unit, "leave the time out of relations")
-        elif self.lookup.cross_sequence == "time_respecting":
+            require_order(dataset.log, "relations: time", instead)
+
+        # With time_respecting an interaction reads those of other users that happened before it.
+        compares_users = self.lookup.cross_sequence == "time_respecting" and not self.relates_times
+        if compares_users:
             instead = "set cross_sequence: random_order"
-            self.notices += check_clock(dataset.log, unit, instead, compares_users=True)
+        # If a position scheme reads times (``needs_time``), the base class has checked them.
+        if (self.relates_times or compares_users) and not self.needs_time:
+            unit = config["timestamp_unit"]
+            self.notices += check_clock(dataset.log, unit, instead, compares_users)
 
     def _sample_bank(self, bank_size: int) -> np.ndarray:
         """Sample up to ``bank_size`` users with training interactions by the run's seed, sorted."""
@@ -202,16 +217,21 @@ class AttrFormer(PosSASRec):
     def histories_need_time(self) -> bool:
         """Whether histories from outside the dataset must come with times.
 
-        They must if a position scheme or a relation reads times, or if histories are related to
-        training interactions of other users that happened earlier.
+        To read an interaction is to add its state to one's own, if the two are related. The option
+        ``inference_relations`` (``self.inference``) says what a prediction reads:
+
+        - ``none``: nothing, so that relations need no times;
+        - ``own`` or ``batch``: the history itself. (``batch`` adds training interactions of the
+          users in the batch, but users from outside the dataset have none.)
+        - ``training_bank``: also training interactions of some users of the dataset.
         """
-        if self.needs_time:  # a position scheme reads times
+        # a position scheme, which tells the model about order or time, reads times
+        if self.needs_time:
             return True
+        # interactions are related by their times
         if self.relates_times and self.inference != "none":
             return True
-        # Which interactions of the bank are earlier is decided by the real times. A prediction that
-        # reads the users of its own batch (``batch``) finds none: histories from outside have no
-        # training interactions.
+        # of other users only interactions are read that happened before those of the history
         return self.inference == "training_bank" and self.lookup.cross_sequence == "time_respecting"
 
     def average_losses(
@@ -219,11 +239,10 @@ class AttrFormer(PosSASRec):
     ) -> Tensor:
         """Return the posterior loss, the mean over states (AttrFormer, equation 17).
 
-            w KL(prior || y) + sum_j beta_j CE(item_j, y)
+            prior_weight KL(prior || y) + sum_j beta_j CE(item_j, y)
 
         with y the softmax of the scores of a state, item_j the j-th next item, its weight beta_j
-        and cross-entropy CE. The prior is how often each item occurs in training, and w is the
-        option ``prior_weight``.
+        and cross-entropy CE. The prior is how often each item occurs in training.
 
         Args:
             states: [k, d] states, which predict the next item.
@@ -246,28 +265,35 @@ class AttrFormer(PosSASRec):
         return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
 
     def locate(self, batch: SequenceBatch) -> PackedSequences:
-        """Describe the windows of a batch by rows of the log, and decide what other users may read.
+        """Return the windows of a batch, and say which of their interactions other users may read.
 
-        To read an interaction is to add its state to one's own. Overlapping windows have the same
-        interaction several times, but it must be read once. So other users read it in the one
-        window in which its next item is a target. If a window a, b, c has the targets b, c, d, and
-        the next one b, c, d has only e, then c is read in the first window and d in the second.
-        Without targets nothing is read by other users.
+        To read an interaction is to add its state to one's own. A window is a part of one user's
+        history. Windows may overlap, so that an interaction is in two of them, but it must be read
+        only once. So it is read in the window in which the item after it is a target, since each
+        item is the target of one window only. For a history a, b, c, d, e in two windows:
+
+            window      targets     read by other users
+            a, b, c     b, c, d     a, b, c
+            b, c, d     e           d
 
         Args:
-            batch: windows of histories, with the log's row of each of their m interactions.
+            batch: windows with m interactions in all. ``batch.log_rows`` [m] are their rows in the
+                log, the table of all interactions. Without targets nothing is read by other users.
 
         Returns:
-            The windows, and for each interaction whether other users may read it.
+            The windows, with [m] bool for whether other users may read an interaction.
         """
-        assert batch.log_rows is not None  # ``needs_events``
-        events = batch.log_rows.cpu().numpy()
-        is_source = np.zeros(len(events), dtype=bool)
+        assert batch.log_rows is not None  # since the class sets ``needs_events``
+        log_rows = batch.log_rows.cpu().numpy()
+        is_read_by_others = np.zeros(len(log_rows), dtype=bool)
         if batch.targets is not None:
-            # a query, and so a target, comes after these of the m interactions; None for all
-            has_target = slice(None) if batch.queries is None else batch.queries.cpu().numpy()
-            is_source[has_target] = True
-        return self.lookup.pack_windows(events, batch.lengths.cpu().numpy(), is_source, self.linked)
+            # ``take_queries`` takes the numbers of the interactions that are followed by a target
+            number = torch.arange(len(log_rows), device=batch.items.device)
+            is_read_by_others[batch.take_queries(number).cpu().numpy()] = True
+
+        # with ``linked`` windows of a user that follow each other read each other, too
+        lengths = batch.lengths.cpu().numpy()
+        return self.lookup.pack_windows(log_rows, lengths, is_read_by_others, self.linked)
 
     def _relate(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
@@ -297,98 +323,104 @@ class AttrFormer(PosSASRec):
     # --- prediction: rows read the bank, and not each other ---
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Encode the histories of a batch, and return the states of its queries.
+        """Return the states of the queries of a batch, which ask for the next item.
 
-        A query asks for the next item after an interaction. Which other interactions its history
-        reads depends on where the batch comes from:
-
-        0. It has its relations already (``extras``): those that they say.
-        1. A history ends before a training interaction of its user: histories of the batch read
-           each other, as in training.
-        2. All end later: each reads the bank, training interactions of some users, and not the
-           other histories.
-        3. Histories are not of the dataset's log: as in case 2.
+        A history reads related interactions: it adds their states to its own. In training these are
+        interactions of the other histories in the batch. In prediction they are the bank, training
+        interactions of some users, so that histories do not depend on each other.
 
         Args:
-            batch: histories with k queries.
+            batch: b histories with k queries. Those of the dataset have ``log_rows``, the rows of
+                their interactions in the log, the table of all interactions.
 
         Returns:
             [k, d].
         """
+        # ``prepare`` has added the relations (``extras``) already: apply the layers
         if batch.extras is not None:
             return super().encode(batch)
 
-        last = batch.last.cpu().numpy()  # of each history, its newest interaction in the batch
-        if batch.log_rows is not None:
-            newest = batch.log_rows.cpu().numpy()[last]  # the same as rows of the log
-            if self.lookup.is_followed_in_training(newest).any():
-                return super().encode(self.prepare(batch))  # ``prepare`` adds the relations
-            return self._encode_histories(newest, self.lookup)
+        # [b] the newest interaction of each history, as an index among all those of the batch
+        newest = batch.last.cpu().numpy()
+        if batch.log_rows is None:
+            # Histories from outside the dataset: ``with_histories`` returns a lookup with a longer
+            # log, in which interaction i of the batch is the row num_events + i.
+            times = None if batch.times is None else batch.times.cpu().numpy()
+            items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
+            lookup = self.lookup.with_histories(items, lengths, times)
+            return self._encode_histories(lookup.num_events + newest, lookup)
 
-        # case 3: interaction i of the batch becomes row num_events + i of a longer log
-        times = None if batch.times is None else batch.times.cpu().numpy()
-        items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
-        lookup = self.lookup.with_histories(items, lengths, times)
-        return self._encode_histories(lookup.num_events + last, lookup)
+        newest_rows = batch.log_rows.cpu().numpy()[newest]
+        # If a training interaction follows some history, these are windows of training, which are
+        # encoded as in training: ``prepare`` relates the histories to each other.
+        if self.lookup.is_followed_in_training(newest_rows).any():
+            return super().encode(self.prepare(batch))
+        return self._encode_histories(newest_rows, self.lookup)
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
-        """Return the states [b, d] that predict what follows whole histories.
+        """Return the states that predict what follows histories.
+
+        Histories read the *bank*, training interactions of some users: they add states of related
+        ones to their own. They do not read each other, and so are encoded in parts, which bounds
+        the memory.
 
         Args:
-            newest: [b] int64 row of the log with the newest interaction of each history.
-            lookup: the dataset's log and its relations, with histories from outside appended.
+            newest: [b] int64 row of the newest interaction of each history, in the log.
+            lookup: the log (all interactions, user by user, oldest first) and its relations.
+                ``lookup.ranks`` say how many interactions of the user are older than each one.
 
         Returns:
             [b, d], in the order of ``newest``.
         """
-        # A history is the rows ``start`` to ``end - 1`` of the log. It is whole if training linked
-        # the windows of a user, else the newest window only. ``ranks`` say how many interactions of
-        # the user are older than each one.
+        # A history is the rows ``start`` to ``end - 1``: all interactions of the user so far if
+        # training linked windows (``linked``), else the newest ``max_seq_length``.
         end = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, end - self.max_seq_length)
 
-        # Histories read the bank but not each other, so they can be encoded part by part, with
-        # about ``MOST_EVENTS`` interactions in each: ``part`` 0, 0, 1 gives [0, 1] and [2].
-        part = np.cumsum(end - start) // MOST_EVENTS
-        parts = np.split(np.arange(len(end)), np.flatnonzero(np.diff(part)) + 1)
+        # [b] number of the part that each history is in; a part has about ``MOST_EVENTS``
+        part_number = np.cumsum(end - start) // MOST_EVENTS
 
-        bank = self._pack_bank(lookup.users[newest], lookup)
+        bank = self._pack_bank(lookup.users[newest], lookup)  # None if no other users are read
         states = []
-        for histories in parts:
-            packed = lookup.pack_histories(start[histories], end[histories], is_bank=False)
-            # a query after the last interaction of each history
-            queries = np.cumsum(end[histories] - start[histories]) - 1
+        for number in np.unique(part_number):
+            is_in_part = part_number == number
+            first, after = start[is_in_part], end[is_in_part]
+            sequences = lookup.pack_histories(first, after, is_bank=False)
+            # a query after the last interaction of each history, as an index among all of this part
+            queries = torch.from_numpy(np.cumsum(after - first) - 1)
             if bank is not None:
-                packed = packed + bank  # the bank's interactions come last, without a query
-            states.append(super().encode(self.gather(packed, torch.from_numpy(queries), lookup)))
+                sequences = sequences + bank  # the bank comes behind the histories, without a query
+            # ``gather`` returns a batch with its relations; the base class applies the layers
+            states.append(super().encode(self.gather(sequences, queries, lookup)))
         return torch.cat(states)
 
     def gather(
-        self, rows: PackedSequences, queries: Tensor | None, lookup: RelationLookup
+        self, sequences: PackedSequences, queries: Tensor | None, lookup: RelationLookup
     ) -> SequenceBatch:
-        """Read sequences from the log as a batch, with the relations among their interactions.
+        """Return a batch of parts of the log, with the relations among their interactions.
 
         Args:
-            rows: the sequences; ``rows.events`` [m] are the rows of their interactions in the log.
-            queries: [k] int64 index among the m interactions of the one that each query follows (a
-                query asks for the next item); None for a query after each interaction.
-            lookup: the log's items and times, and what finds relations (:meth:`_relate`).
+            sequences: histories, given by rows of the log: ``events`` [m] are the rows of all
+                interactions, history after history, and ``lengths`` [b] how many each has.
+            queries: [k] int64, indices among the m interactions; the model predicts what follows
+                each of these. None for all m.
+            lookup: the log, whose columns ``items`` and ``times`` are read here, and what finds the
+                relations, by which the state of one interaction is added to that of another.
 
         Returns:
-            The batch on the model's device, whose ``extras`` are the relations.
+            The batch on the model's device, with the relations as ``extras``.
         """
         device = self.item_embedding.weight.device
-        relations = self._relate(rows, lookup, device)
         batch = SequenceBatch.from_lengths(
-            torch.from_numpy(lookup.items[rows.events]),
-            torch.from_numpy(rows.lengths),
+            torch.from_numpy(lookup.items[sequences.events]),
+            torch.from_numpy(sequences.lengths),
             self.max_seq_length,
-            times=torch.from_numpy(lookup.times[rows.events]),
+            times=torch.from_numpy(lookup.times[sequences.events]),
             queries=queries,
         )
-        return replace(batch.to(device), extras=relations)
+        return replace(batch.to(device), extras=self._relate(sequences, lookup, device))
 
     def find_histories(self, users: np.ndarray) -> SequenceBatch:
         """Return all interactions of users, given by their ids [b], as a batch to predict from."""
@@ -432,37 +464,6 @@ def _require_chunks(config: Options) -> None:
                 f"chunking: links the windows of {key}: {required}; found {shown(config[key])}. "
                 "Set chunking: False for it"
             )
-
-
-def read_posterior(config: Options) -> tuple[list[float], float]:
-    """Read the options of the posterior loss (AttrFormer, Liu et al., KDD 2025, section 3.2.3).
-
-    Args:
-        config: options; ``future_weights`` are the betas of equation 17, ``prior_weight`` the
-            factor of its prior, and ``loss_type`` must be CE unless they give plain cross-entropy.
-
-    Returns:
-        The betas, the weight of the next item first, and the weight of the prior. Without a prior
-        and with one target the loss is the backbone's cross-entropy: there are no betas then.
-
-    Raises:
-        UsageError: if the options are no such weights, or ``loss_type`` does not support them.
-    """
-    betas, prior_weight = config["future_weights"], config["prior_weight"]
-    if not betas or betas[0] == 0 or list(betas) != sorted(betas, reverse=True):
-        raise UsageError(
-            "future_weights: expected weights of the next items, the first above 0 and none above "
-            f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
-        )
-    # no prior, and the next item as the only target
-    is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
-
-    if config["loss_type"] != "CE" and not is_plain:
-        raise UsageError(
-            f"loss_type: {config['loss_type']} cannot have posterior targets; set "
-            "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
-        )
-    return [] if is_plain else [float(beta) for beta in betas], float(prior_weight)
 
 
 class RelationAttention(MultiHeadAttention):
@@ -515,39 +516,41 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.compute_heads(x, relations.heads))
 
     def compute_heads(self, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return H_RAH, the outputs of the M' heads of relations (AttrFormer, equations 6 to 8).
+        """Return the outputs of the M' heads of relations (AttrFormer, equations 6 to 8).
 
-            H_h = ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
+        Relation r of M, such as the same brand, is a matrix R_r [m, m] of weights between the m
+        interactions of a batch. Head h adds up the values of related interactions, and mixes the
+        results of all relations by learned numbers:
 
-        for head h, with the M relations R_r [m, m] between interactions, their learned mixture W^R
-        [M, M'] (``relation_mix``) and values V_h [m, e'], which each head has for itself
-        (``relation_value``), as "relation dimension" in B.3 suggests. The right side is what is
-        computed: one sparse product for all relations and heads, then their mixture.
+            output_h = sum over r of  relation_mix[r, h] * (Norm(R_r) @ value_h)
 
-        Each relation is normalised before they are mixed (equation 6). If the mixture were, as
-        equation 7 can be read, a relation of large numbers would leave little of the others.
+        with Norm(R_r) the relation divided by its degrees (equation 6), so that one of large
+        numbers leaves room for the others, and value_h [m, e'] a linear function of x, e' the size
+        of a head.
 
         Args:
             x: [m, d] inputs.
-            multiply: product of the stacked normalised relations [M m, m] with a matrix [m, ...].
+            multiply: function that multiplies the matrix [M * m, m] of all Norm(R_r), one below the
+                other, with a matrix [m, ...]: one sparse product for all relations and heads.
 
         Returns:
-            [m, M' e'], the outputs of the heads side by side.
+            [m, M' * e'], the outputs of the heads side by side.
         """
-        value = self.relation_value(x)  # [m, M' e']
-        related = multiply(value)  # [M m, M' e'], Norm(R_r) V_h for each relation r and head h
-        related = related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
-        # [M, m, M', e'] and [M, M'] to [m, M', e']
-        return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
+        m = x.size(0)
+        value = self.relation_value(x)  # [m, M' * e'], value_h of all heads side by side
+        related = multiply(value)  # [M * m, M' * e']
+        related = related.view(self.num_relations, m, self.num_relation_heads, -1)
+        # the sum over relations r, for each interaction m, head h and number e of its value
+        output = torch.einsum("rmhe,rh->mhe", related, self.relation_mix)  # [m, M', e']
+        return output.reshape(m, -1)
 
 
 class RelationLayer(TransformerLayer):
     """One layer of AttrFormer: relation-augmented attention, feed-forward, aggregation by users.
 
-    Relations of heads leave out the interaction itself, whose value the residual and self-attention
-    carry; for users it is kept. Section 3.1.3 prints x' = Norm(R^U) x, which keeps little of the
-    own state: ``user_update: replace``. Added at weight 1 instead, the items of ten other users
-    would stay in every state; so the weight of the aggregate is learned, from 0.
+    Relations of heads leave out the interaction itself, those by users keep it. Section 3.1.3 has
+    x' = Norm(R^U) x, which keeps little of the own state: ``user_update: replace``. By default the
+    aggregate Norm(R^U) x is added instead, with a learned weight that starts at 0.
 
     Attributes:
         aggregates: whether the layer aggregates by users.

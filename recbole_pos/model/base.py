@@ -100,45 +100,51 @@ class PosRecommender(SequentialRecommender):
     )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build what all models share: the item vectors with features and content, and the loss.
+        """Build what all models share: the item vectors, what is added to them, and the loss.
 
-        Features are fields of the dataset, such as a brand; content vectors are made outside of it,
-        of texts for example. The layers between item vectors and loss are built by subclasses.
+        The layers between item vectors and loss are built by subclasses.
 
         Args:
             config: RecBole's configuration with the options of the model.
-            dataset: training part of a dataset, or that of a run which is loaded for serving.
+            dataset: training part of a dataset. A run that is loaded for serving has one without
+                interactions (``has_log`` is False).
         """
         super().__init__(config, dataset)
-        self.notices: list[str] = []  # to report before training, not when a run is loaded
-        self.time_unit = SECONDS[config["timestamp_unit"]]  # in seconds
-        # names of RecBole's fields: the time of the target, and the times of a history
+        self.notices: list[str] = []  # warnings to show before training
+        self.time_unit = SECONDS[config["timestamp_unit"]]  # seconds in one unit of the time field
+        # RecBole's names of two columns of a batch: the time of the target, the times of a history
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
 
-        # with target_window the next few items after a query are its targets, with equal weights
+        # With ``target_window: n`` the next n items after a query are its targets, each with weight
+        # 1/n. ``LaterTargets`` finds them among the dataset's interactions. None for n = 1.
         self.later_targets: LaterTargets | None = None
         num_targets = config["target_window"]
-        # ``LaterTargets`` finds the next few items of the log after each query
         if num_targets > 1 and has_log(dataset):
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
 
-        # item vectors; content vectors may be added to them or take their place
+        # A trained vector for each item. Content vectors, of texts for example, are added to them
+        # or take their place if the options give any: ``add_content`` changes ``item_embedding``,
+        # and sets ``candidates`` and ``content_source``.
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
-        # ids of the items that the loss chooses among; None for all, unless ``add_content`` sets it
+        # [c] ids of the items that the loss chooses among; None for all
         self.register_buffer("candidates", None, persistent=False)
-        self.content_source: Any = None  # files of content that a run needs to be loaded
-        self.item_attributes: set[str] = set()  # fields of items that position schemes read
-        # ``add_content`` adds vectors of texts or images, if the options give any
+        self.content_source: Any = None  # option item_vectors: files that a saved run needs
         add_content(self, config, dataset)
+
+        # the function of states, item vectors and targets that ``loss_type`` names
         self.loss = build_loss(config, dataset, self.candidates)
         # whether the loss of a target depends on the other targets of its batch
         is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
         self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
+
+        # Features are fields of the dataset. Those of items, such as a brand, are added to the item
+        # vectors; those of interactions and users (``event_features``) to the input of the layers.
         if (item_features := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = item_features
         self.event_features = build_event_features(config, dataset)
+        self.item_attributes: set[str] = set()  # fields of items that position schemes read
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Apply a function to all tensors, as torch does to move or cast a model.
@@ -302,40 +308,43 @@ class PosRecommender(SequentialRecommender):
     # --- doors: batches of what others hold ---
 
     def pack(self, rows: Interaction) -> SequenceBatch:
-        """Return RecBole's rows as a batch without padding, with a query after each history.
+        """Return RecBole's rows as a batch without padding.
 
-        A query asks for the next item. ``make_batch`` makes the batch of the interactions that are
-        left when padding is taken out, one history after the other.
+        Padding is taken out, so that the m interactions of all histories stand one after the other.
+        The batch has a query after each history, which asks for the next item.
 
         Args:
-            rows: RecBole's batch: histories [B, L] padded with 0 on the right, their lengths and,
-                where the model reads them, times, features, the time of the request, the row of the
-                target in the log. The item to predict is its target, if there is one.
+            rows: RecBole's batch of B rows, a table of columns. ``ITEM_SEQ`` [B, L] are the items
+                of the histories, padded with 0 on the right, and ``ITEM_SEQ_LEN`` [B] their
+                lengths. ``POS_ITEM_ID`` [B], the item to predict, is missing in prediction.
 
         Returns:
-            The batch, with m interactions in all.
+            The batch, with m interactions and B queries.
         """
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
-        # which places of the rows are no padding
-        index = torch.arange(items.size(1), device=items.device)
-        is_real = index < lengths[:, None]
-        log_rows = None
-        # ``TARGET_EVENT`` is the row of the target in the log, in which its history stands right
-        # before it: for a target at row 9, a history of 3 has the rows 6, 7, 8
-        if self.needs_events:
-            log_rows = ((rows[TARGET_EVENT] - lengths)[:, None] + index)[is_real]
+        column = torch.arange(items.size(1), device=items.device)
+        is_real = column < lengths[:, None]  # [B, L], False at padding
 
-        # values of fields: of each interaction, and of each user
+        # for models that read the log, a table of all interactions: the row of each in it
+        log_rows = None
+        if self.needs_events:
+            # A history stands right before its target. For a target at row 9 of the log a history
+            # of 3 begins at row 6, and has the rows 6, 7, 8.
+            first_rows = rows[TARGET_EVENT] - lengths  # [B]
+            log_rows = (first_rows[:, None] + column)[is_real]  # [m]
+
+        # values of fields: [m] or [m, s] of each interaction, [B] or [B, s] of each user
         features = Features()
         if self.event_features is not None:
-            # the field of a history is called as that of an interaction, with a suffix
+            # RecBole calls the column of a history by the field and a suffix: brand, brand_list
             suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
             features = Features(
-                {name: rows[name + suffix][is_real] for name in self.event_features.events},
-                {name: rows[name] for name in self.event_features.users},
+                {field: rows[field + suffix][is_real] for field in self.event_features.events},
+                {field: rows[field] for field in self.event_features.users},
             )
 
-        times = rows[self.TIME_SEQ][is_real] if self.TIME_SEQ in rows else None
+        times = rows[self.TIME_SEQ][is_real] if self.TIME_SEQ in rows else None  # [m]
+        # [B] when the next item is requested, for models that read it: the time of the target
         at = rows[self.TIME] if self.reads_request else None
         batch = self.make_batch(items[is_real], lengths, times, at, features)
         targets = rows[self.POS_ITEM_ID] if self.POS_ITEM_ID in rows else None

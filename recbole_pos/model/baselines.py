@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
@@ -64,22 +66,20 @@ class SPop(Untrained):
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Rank all items by their number of training interactions.
+        """Give each item a rank by its number of training interactions.
 
-        An item's score is how often it is in the session, times the number of items, plus its rank:
-        of items that are there equally often, the more popular one wins.
+        The most popular of n items has the rank n - 1, the next one n - 2, and so on to 0. Scores
+        use the ranks to decide between items that are equally often in a session.
 
         Args:
             config: options of the model.
-            dataset: training part of a dataset.
+            dataset: training part of a dataset; ``popularity`` [n_items] are the counts of items.
         """
         super().__init__(config, dataset)
-        # [n_items], the highest for the most popular item: n_items - 1, n_items - 2, ...
-        rank = torch.empty(self.n_items, dtype=torch.float64)  # for whole numbers above 2**24
-        by_popularity = np.argsort(-dataset.popularity, kind="stable")
-        rank[by_popularity] = torch.arange(self.n_items).flip(0).to(rank)
-        # counted again from the training data that a checkpoint belongs to
-        self.register_buffer("popularity", rank, persistent=False)
+        # pandas gives 1 to the most popular item, and of equal ones to the lower id
+        rank = self.n_items - pd.Series(-dataset.popularity).rank(method="first").to_numpy()
+        # not saved in checkpoints: the ranks are computed again from the same training data
+        self.register_buffer("popularity", torch.from_numpy(rank), persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] scores by how often an item is in the history, then by popularity."""
@@ -280,9 +280,7 @@ class RecentPop(Untrained):
         num_recent = np.bincount(items[is_recent], minlength=self.n_items)
 
         # the rank of an item in [0, 1) decides between equal numbers of recent interactions
-        by_popularity = np.argsort(dataset.popularity, kind="stable")
-        rank = np.empty(self.n_items)
-        rank[by_popularity] = np.arange(self.n_items) / self.n_items
+        rank = (pd.Series(dataset.popularity).rank(method="first").to_numpy() - 1) / self.n_items
         self.register_buffer("scores", torch.from_numpy(num_recent + rank), persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
@@ -329,48 +327,77 @@ class TALE(Untrained):
     def _solve(self, config: Options, dataset: Dataset) -> np.ndarray:
         """Return B = (S'S + reg_weight I)^-1 S'T, the weights between items (TALE, WSDM 2025).
 
-        S and T have a row for each training target: S the items before it, with a weight that
-        decays with the time between; T a 1 for the target. Only some of their rows exist at a time,
-        whose products S'S and S'T are added up.
+        S and T [targets, n_items] have a row for each training target: S the weights of the items
+        before it, T a 1 for the target's item. They would be large, so they are built for a block
+        of targets at a time, and the products S'S and S'T of all blocks are added up.
 
         Args:
             config: options ``tau_train``, ``time_floor`` and ``reg_weight``.
-            dataset: training part of a dataset, with times.
+            dataset: training part of a dataset, with times. Its log is all interactions, user by
+                user and oldest first, one row each.
 
         Returns:
             [n_items, n_items] float64.
         """
         log = dataset.log
-        items, times = log.items.numpy(), log.times.numpy()
-        days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
+        # [targets] rows of the training targets in the log
+        target_rows = np.flatnonzero(dataset.split.find_targets(TRAIN))
+        # [targets] row of the oldest interaction that counts before each target: the first one of
+        # the user, or the L-th before the target if there are more (L is ``max_seq_length``)
+        user_starts = log.offsets[log.users.numpy()[target_rows]]
+        start_rows = np.maximum(user_starts, target_rows - self.max_seq_length)
 
-        # rows of the log: of the training targets, and of the first interaction that counts before
-        # each, at most the newest L of its user (whose interactions begin at ``offsets``)
-        targets = np.flatnonzero(dataset.split.find_targets(TRAIN))
-        starts = np.maximum(log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length)
+        # A block has about ``_BLOCK_CELLS`` interactions before its targets. A new block begins at
+        # a target for which the number of the block, by the running total, is not the one before.
+        block_number = np.cumsum(target_rows - start_rows) // _BLOCK_CELLS
+        block_starts = np.flatnonzero(np.diff(block_number)) + 1
+        blocks = [np.split(rows, block_starts) for rows in (target_rows, start_rows)]
 
-        # cut the targets into blocks with about ``_BLOCK_CELLS`` interactions before them
-        num_sources = np.cumsum(targets - starts)
-        is_first = np.diff(num_sources // _BLOCK_CELLS, prepend=-1) != 0
         gram = np.zeros((self.n_items, self.n_items))  # S'S
         cross = np.zeros((self.n_items, self.n_items))  # S'T
-        for block in np.split(np.arange(len(targets)), np.flatnonzero(is_first)[1:]):
-            target, start = targets[block], starts[block]
-            lengths = target - start
-            sources = gather_index(start, lengths)  # rows of the log, target after target
-            row = np.repeat(np.arange(len(block)), lengths)  # of S, to which each source belongs
-            days = (times[target][row] - times[sources]) * days_per_unit
-            decay = np.maximum(np.exp(-days / config["tau_train"]), config["time_floor"])
-
-            shape = len(block), self.n_items
-            s = csr_matrix((decay, (row, items[sources])), shape)  # repeated items are added up
-            t = csr_matrix((np.ones(len(block)), (np.arange(len(block)), items[target])), shape)
+        for targets, starts in zip(*blocks, strict=True):
+            s, t = self._build_block(config, log, targets, starts)
             gram += (s.T @ s).toarray()
             cross += (s.T @ t).toarray()
 
-        # ``cho_solve`` needs a positive definite matrix, which the regularisation makes of it
+        # reg_weight I makes the matrix positive definite, as ``cho_solve`` needs it
         gram[np.diag_indices_from(gram)] += config["reg_weight"]
         return cho_solve(cho_factor(gram, overwrite_a=True), cross, overwrite_b=True)
+
+    def _build_block(
+        self, config: Options, log: EventLog, targets: np.ndarray, starts: np.ndarray
+    ) -> tuple[csr_matrix, csr_matrix]:
+        """Return the rows of the matrices S and T for some training targets (TALE, WSDM 2025).
+
+        A target at time_t has in S, for each interaction before it with item s at time_s, the
+        weight max(exp(-(time_t - time_s) / tau_train), time_floor), times in days.
+
+        Args:
+            config: options ``tau_train`` and ``time_floor``.
+            log: all interactions, one row each.
+            targets: [k] int64 rows of the targets in the log.
+            starts: [k] int64 row of the oldest interaction before each target. All rows from there
+                to the target's count.
+
+        Returns:
+            S and T, [k, n_items] both.
+        """
+        items, times = log.items.numpy(), log.times.numpy()
+        # The interactions before all targets, one after the other: ``sources`` are their rows in
+        # the log, ``number`` the target before which each is. Targets 5 and 9 with the starts 3 and
+        # 8 have the sources 3, 4, 8 and the numbers 0, 0, 1.
+        lengths = targets - starts
+        sources = gather_index(starts, lengths)
+        number = np.repeat(np.arange(len(targets)), lengths)
+
+        days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
+        days = (times[targets][number] - times[sources]) * days_per_unit
+        weights = np.maximum(np.exp(-days / config["tau_train"]), config["time_floor"])
+
+        shape = len(targets), self.n_items
+        s = csr_matrix((weights, (number, items[sources])), shape)  # repeated items are added up
+        t = csr_matrix((np.ones(len(targets)), (np.arange(len(targets)), items[targets])), shape)
+        return s, t
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return the scores of all items after each history, x B with the items x of the history.

@@ -208,14 +208,14 @@ class Statistics:
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add content vectors to the items of a model, if the option ``item_vectors`` gives any.
+    """Use content vectors of items in a model, if the option ``item_vectors`` gives any.
 
-    Content vectors are made outside of the model, of texts or images of items. An item's vector is
-    its row of a table, ``item_embedding``, to which the modules in ``item_embedding.parts`` add.
-    With ``item_vectors_use: init`` the rows start as content. With ``add`` a trained function of
-    the content is such a module, with ``replace`` too, and there are no rows. The loss then chooses
-    among items with a training interaction only, since it would teach that all others are wrong
-    answers.
+    Content vectors are made outside of the model, of texts or images of items. With a trained
+    function MLP of the content, the option ``item_vectors_use`` says what the vector of an item is:
+
+    - ``init``: its row of the model's table, ``item_embedding``, which starts as the content;
+    - ``add``: its row plus MLP(content), without the row for items that do not occur in training;
+    - ``replace``: MLP(content).
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
@@ -226,25 +226,42 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
     """
-    table, use = model.item_embedding, config["item_vectors_use"]
+    use, files = config["item_vectors_use"], config["item_vectors"]
     if use == "init":
-        if config["item_vectors"]:  # else a trained run is loaded, whose weights include them
+        if files:  # there are none if a saved run is loaded: its weights include the content
             _start_from_content(model, config, dataset)
-        table.weight.requires_grad_(config["item_vectors_train"] is not False)
-        return
-    if not config["item_vectors"]:
-        return
+        model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
+    elif files:
+        _add_trained_function(model, config, dataset, keeps_rows=use == "add")
 
-    is_trained = dataset.popularity > 0  # [n], whether an item occurs in training
+
+def _add_trained_function(model: Any, config: Options, dataset: Dataset, keeps_rows: bool) -> None:
+    """Make the vectors of items by a trained function of their content.
+
+    The table of item vectors, ``item_embedding``, has modules (``parts``) that change what is
+    looked up, one after the other. The function is the last of them.
+
+    Args:
+        model: a model with an ``item_embedding``, which is changed.
+        config: options of the model.
+        dataset: training part of a dataset.
+        keeps_rows: whether the function is added to an item's row of the table; else the table has
+            no rows, and the function is all there is.
+    """
+    table = model.item_embedding
+    # [n] bool. For the loss items that do not occur in training would be wrong answers only, though
+    # content can score them: they are no candidates.
+    is_trained = dataset.popularity > 0
     _limit_candidates(model, is_trained)
 
-    if use == "add":  # items that do not occur in training have a row of zeros
+    if keeps_rows:
+        # the row of an item that does not occur in training is random: it is looked up as zeros
         table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
     else:
-        table.drop_ids()  # no item has a row
+        table.drop_ids()
 
-    # the content, scaled or whitened by the items that occur in training, and its trained function
-    model.content_source = config["item_vectors"]
+    # scaled, or whitened (no correlation), by the mean and variance of items that occur in training
+    model.content_source = config["item_vectors"]  # the files, which a saved run needs again
     values = _read_content(model, config, dataset)
     statistics = Statistics.from_vectors(values, is_trained, config["item_vectors_whiten"])
     values = statistics.transform(values)
@@ -273,36 +290,36 @@ def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Let the item vectors of a model start as content vectors (``item_vectors_use: init``).
 
-    Content vectors of another size than the item vectors, d, are reduced to their first principal
-    components. These, and whitened content (components of variance 1 without correlation), are
-    scaled to the size of fresh vectors; other content is taken as it is. Items without content keep
-    fresh random vectors.
+    Content of the size of item vectors is taken as it is, unless it is to be whitened (components
+    of variance 1 without correlation). Content of another size is turned to its principal
+    components, at most d. What is whitened or turned is then scaled to the standard deviation of
+    fresh item vectors. Where there is no content fresh random numbers stay.
 
     Args:
-        model: a model with an ``item_embedding``, which is changed.
-        config: options of the model.
+        model: a model with an ``item_embedding``, the table of item vectors, which is changed.
+        config: options of the model; d is ``hidden_size``, the size of item vectors.
         dataset: training part of a dataset.
     """
-    table = model.item_embedding
-    whiten, d = config["item_vectors_whiten"], config["hidden_size"]
-    values = _read_content(model, config, dataset)  # [n, c], zeros where an item has none
-    has_content, c = values.any(1), values.shape[1]
-    if c != d or whiten:
-        # content of size d is only whitened
-        size = min(c, d) if c != d else None
-        is_trained = dataset.popularity > 0
-        statistics = Statistics.from_vectors(values, is_trained, whiten, size)
+    values = _read_content(model, config, dataset)  # [n, c], zeros where an item has no content
+    has_content = values.any(1)
+    whiten, c, d = config["item_vectors_whiten"], values.shape[1], config["hidden_size"]
+    if whiten or c != d:
+        is_trained = dataset.popularity > 0  # items that occur in training
+        num_components = min(c, d) if c != d else None  # None: whitened content keeps its size
+        statistics = Statistics.from_vectors(values, is_trained, whiten, num_components)
         values = statistics.transform(values)
 
-        # Scale to the deviation of fresh vectors, by that of trained items. If none of these has
-        # content, or all have the same, it is measured over all items with content.
+        # The deviation is measured over the items that occur in training, as mean and components
+        # are. If none of them has content, or all have the same, it is measured over all items.
         measured = values[has_content & is_trained]
         if not measured.size or measured.var() < _TINY:
             measured = values[has_content]
         values *= config["initializer_range"] / max(float(measured.std()), _TINY)
 
-    # ``start`` is kept: ``write_start`` writes it again after the model initialises its weights
+    # ids [k] and content vectors of the items that have content; ``write_start`` copies them into
+    # the table, now and again after the model has set its weights to random numbers
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
+    table = model.item_embedding
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
     table.write_start()
 

@@ -38,14 +38,9 @@ CAUSAL_BUILTINS = [name for name, facts in RECBOLE.items() if facts.get("causal"
 MODELS = Registry("model", "model", reserved=RECBOLE)
 
 
-def list_built_in() -> list[str]:
-    """Return the names of the plugin's models and of RecBole's."""
-    return [*MODELS.shipped, *RECBOLE]
-
-
 def list_runnable() -> list[str]:
     """Return the names of all models that can be run, those that users have registered too."""
-    return [*list_built_in(), *MODELS.added]
+    return [*MODELS.shipped, *RECBOLE, *MODELS.added]
 
 
 def is_on_our_base(model: str) -> bool:
@@ -124,13 +119,16 @@ def find_unread_options(model: str) -> Mapping[str, str]:
 
 
 def reads_users(name: str, model_class: type) -> bool:
-    """Return whether a model can score only the users it was trained with, not any history.
+    """Return whether a model reads who the user is, as matrix factorisation does.
+
+    Such a model has something trained for each user, so it can score only users of the training
+    data. All other models read a history, and can score any.
 
     Args:
         name: name of the model.
-        model_class: class of the model, whose attribute ``reads_users`` decides if it has one.
+        model_class: class of the model. The plugin's and users' classes may say it by an attribute
+            ``reads_users``; of RecBole's models the table ``RECBOLE`` says it.
     """
-    # a class of RecBole's lacks the attribute, and RECBOLE, a table of its models, says it
     default = RECBOLE.get(name, {}).get("reads_users", False)
     return getattr(model_class, "reads_users", default)
 
@@ -184,33 +182,34 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 
 
 def ensure_registered(model: type) -> str:
-    """Return the name of a model class; register it under the name of the class if it has none.
+    """Return the name by which a run finds a model class, and register the class if it has none.
 
-    Classes of RecBole and of the plugin have names already, and so has one that was registered
-    before.
+    RecBole's models, the plugin's, and those that users have registered have names already. Any
+    other class is registered under its ``__name__``.
 
     Args:
         model: the class.
 
     Returns:
-        The name, by which a run finds the class.
+        The name.
 
     Raises:
         UsageError: if the class is no recommender that can run here.
     """
     _require_recommender(model)
-    # a class of RecBole's that runs here has its own name
+    # 1. one of RecBole's models
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
-    # the plugin's own models, and those that users have registered
+    # 2. in ``MODELS``, the table of the plugin's models and of those that users have registered
     if name := MODELS.find_name(model):
         return name
-    # A notebook cell that runs again defines the class again, as another object, which
-    # ``find_name`` does not know. ``find_registration`` finds the former one by module and name:
-    # keep the defaults that it was given.
+    # 3. A class that was registered, and then defined again, as by running a notebook cell twice.
+    # Python makes a new class object, which ``find_name`` does not know; ``find_registration`` goes
+    # by module and name. ``given`` are the defaults of the earlier registration, which are kept.
     earlier = MODELS.find_registration(model)
     defaults = None if earlier is None else earlier.given
-    # another process could import the class from its module, but would not know these defaults
+    # 4. A new class. For both another process can import ``module`` to have the class, unless there
+    # are given defaults: these are known to this process only.
     module = find_home_module(model) if defaults is None else None
     _register(model, defaults, model.__name__, module)
     return model.__name__
@@ -272,15 +271,16 @@ def _require_recommender(model: Any) -> None:
 
 
 def _read_base_defaults(model: type) -> dict[str, Any]:
-    """Return option -> default, of the plugin's base class or of a class of RecBole's.
+    """Return the defaults that a custom model inherits from one of the classes that it extends.
 
     Args:
-        model: a class that a model of a user's extends.
+        model: the class that is extended. Only ``PosRecommender`` and RecBole's models have a yaml
+            file of defaults that is read here.
 
     Returns:
-        What the yaml file of the class has, without rows; ``{}`` for any other class.
+        Option -> default; ``{}`` for any other class.
     """
-    path = import_path(model)  # "module:Class"
+    path = import_path(model)  # text such as "module:Class"
     if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")  # ROOT is the folder ``properties``
     if path.startswith("recbole.model."):

@@ -91,35 +91,35 @@ class PosRec(GraphRecommender):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the position encodings, the graph layers and the bidirectional transformer.
-
-        Anchors, which some options are about, are the first, last and repeated items of a session;
-        they send messages to all its items.
+        """Build the layers: a graph network, position encodings, and a bidirectional transformer.
 
         Args:
             config: options, ``properties/model/PosRec.yaml``.
             dataset: training part of a dataset.
         """
         super().__init__(config, dataset)
+        # sizes of the layers; ``causal=False``: an interaction also attends to newer ones
         options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
-        d = options.hidden_size
+        d, n_layers = options.hidden_size, config["n_layers"]
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=d,
             n_heads=options.n_heads,
             initializer_range=self.initializer_range,
-            n_layers=config["n_layers"],
+            n_layers=n_layers,
         )
 
+        # vectors for places in a session, which are added to those of items after the graph layers
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
+        # gated graph layers (PGGNN), in which the items of a session exchange messages
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
+        # the transformer, without a position scheme inside attention: ``Compose`` of none
         self.trm_encoder = TransformerEncoder(
-            # ``Compose`` of nothing: no position scheme inside attention
-            build_transformer_layer(options, Compose({}))
-            for _ in range(config["n_layers"])
+            build_transformer_layer(options, Compose({})) for _ in range(n_layers)
         )
         self.dropout = Dropout(options.hidden_dropout_prob)
-        # weights of the three states that make the session's, in ``encode``
+        # lambda_0, lambda_1 and lambda_2: weights of the three vectors whose sum is the state of a
+        # session, of its last item after the graph layers, and its last and first after the encoder
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
@@ -130,9 +130,8 @@ class PosRec(GraphRecommender):
             H   = Transformer(X' + P)                                             equation 9
             s   = lambda_0 x'_last + lambda_1 H_last + lambda_2 H_first           equation 10
 
-        (PosRec, Qiu et al., TOIS 2021, section 4.3). A node of the graph is a distinct item of the
-        session. ``extras`` are the graph of the batch and its anchors, items that send messages to
-        all others, or None. :meth:`prepare` computes them if the batch comes without.
+        (PosRec, Qiu et al., TOIS 2021, section 4.3). A session is a graph, whose nodes are its
+        distinct items. P are position encodings.
 
         Args:
             batch: b sessions.
@@ -140,6 +139,8 @@ class PosRec(GraphRecommender):
         Returns:
             [b, d].
         """
+        # ``prepare`` computes the graphs as ``extras``, if the batch comes without. Anchors are
+        # items that send messages to all others of the session; None if the model has none.
         graph, anchors = self.prepare(batch).extras
         nodes = graph.nodes  # a batch of the k nodes of all sessions
 
@@ -196,31 +197,33 @@ class FGNN(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states s = W_out q* [b, d] that predict the next item of each session.
+        """Return the states s = W_out q* that predict the next item of each session.
 
-        A session is a graph whose nodes are its distinct items. Graph attention updates their
-        vectors, with ReLU between layers, and Set2Set, a repeated attention, summarises them as q*
-        (FGNN, Qiu et al., CIKM 2019). ``extras`` are the graph of the batch and its anchors, items
-        that send messages to all others, or None. :meth:`prepare` computes them if the batch comes
-        without.
+        A session is a graph. Its nodes are the distinct items; an edge goes from an item to one
+        that follows it, and its weight counts how often. Layers of graph attention (``WGAT``)
+        update the vectors of nodes, and a repeated attention (Set2Set, ``readout``) summarises
+        those of a session as q* [b, 2d] (FGNN, Qiu et al., CIKM 2019).
 
         Args:
-            batch: b sessions, with at most n nodes each.
+            batch: b sessions, with k nodes in all and at most n each.
 
         Returns:
             [b, d].
         """
+        # ``prepare`` computes the graphs as ``extras``, if the batch comes without. Anchors are
+        # items that have an edge to all others of the session; None if the model has none.
         graph, anchors = self.prepare(batch).extras
-        x = self.embed(graph.nodes)
+        x = self.embed(graph.nodes)  # [k, d]
 
-        # ``transitions`` count how often one item follows another; anchors join with their
-        # distances as weights. Of the weights of incoming and outgoing edges only the incoming are
-        # read: a node attends to those before it (N_in), not to those after.
-        incoming, _ = weigh_neighbours(graph, graph.transitions, anchors).unbind(1)  # [b, n, n]
-        # Every node, padding too, attends to itself: with the number of times that it follows
-        # itself or, if it never does, with the weight 1.
-        is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
-        weights = incoming.masked_fill(is_itself & (incoming == 0), 1).to(x)
+        # [b, 2, n, n]: weights of the edges to node i (row) from node j (column), by which a node
+        # receives from those before it, and in the second half from those after it. Only the first
+        # half is read.
+        edges = weigh_neighbours(graph, graph.transitions, anchors)
+        weights = edges[:, 0]  # [b, n, n]
+        # Every node has an edge to itself. Its weight is how often the item follows itself in the
+        # session, or 1 if it never does, and at padding.
+        is_itself = torch.eye(weights.size(1), dtype=torch.bool, device=weights.device)
+        weights = weights.masked_fill(is_itself & (weights == 0), 1).to(x)
 
         for number, layer in enumerate(self.graph_layers):
             # ReLU between layers, not before the first

@@ -137,39 +137,44 @@ class _Anchored(_Trimmed):
         self.has_anchors = config["anchors"]
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return the graphs of sessions as RecBole's method of this name does, without its loop.
+        """Return the graphs of sessions as matrices, in the form that RecBole's graph models read.
 
-        A session's graph has a node for each distinct item, n at most, and an edge of weight 1 from
-        an item to one that follows it, as in SR-GNN's code. Anchors, items that send messages to
-        all others, add edges with their distances as weights.
+        It replaces RecBole's method of this name, which loops over sessions. The graph of a session
+        has a node for each distinct item, and an edge of weight 1 from an item to each one that
+        directly follows it. Items that are anchors also have edges to all other nodes, with their
+        distances as weights.
 
         Args:
             item_seq: [B, L] items of the sessions, padded with 0 on the right.
 
         Returns:
-            The node of each interaction [B, L]; the weights of incoming edges and, beside them, of
-            outgoing edges [B, n, 2n]; and the items of nodes [B, n]. RecBole has one more node, for
-            padding.
+            alias: [B, L] number of each interaction's node within its session: a session of items
+                7, 4, 7 has the nodes 4 and 7, and so 1, 0, 1.
+            weights: [B, n, 2n] with n the most nodes of a session. Row i has the weights by which
+                node i receives from each node before it, then from each node after it.
+            items: [B, n] item of each node, 0 for padding.
         """
+        # ``SequenceBatch`` has the interactions of all sessions one after the other, m in all
         is_real = item_seq > 0
         lengths = is_real.sum(1)
         batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
         graph = SessionGraph.build(batch)
         anchors = Anchors.build(graph) if self.has_anchors else None
 
-        # [B, 2, n, n] from node (column) to node (row): incoming, then outgoing edges. What a node
-        # receives is divided by its sum, on each side.
-        is_edge = graph.transitions.clamp(max=1)  # transitions are counts
+        # [B, 2, n, n]: to node i (row) from node j (column); of the two matrices, the first is for
+        # nodes j before node i, the second for those after. Each row is divided by its sum.
+        is_edge = graph.transitions.clamp(max=1)  # transitions count how often an item follows
         weights = weigh_neighbours(graph, is_edge, anchors)
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
-        incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
+        before, after = weights.to(self.item_embedding.weight).unbind(1)
 
-        # ``graph.alias`` [m] is the node of each interaction among those of all sessions, and
-        # ``nodes.index`` the number of a node within its session; put back into padded rows
+        # ``graph.alias`` [m] is the node of each interaction among the nodes of all sessions, and
+        # ``nodes.index`` the number of a node within its session. The number goes to the session
+        # (``batch.row``) and column (``batch.index``) of the interaction.
         alias = torch.zeros_like(item_seq)
         alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
         items = graph.nodes.pad(graph.nodes.items, "start")
-        return alias, torch.cat((incoming, outgoing), 2), items
+        return alias, torch.cat((before, after), 2), items
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):

@@ -37,23 +37,28 @@ class PosSASRec(PosRecommender):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the position schemes, a layer around each, and the norms.
+        """Build the position schemes, the layers and the norm of a transformer.
 
-        A position scheme is a module that tells the model about order or time.
+        A position scheme is a module that tells the model about order or time, at the input of the
+        first layer or inside the attention of every layer.
 
         Args:
             config: options of the model; ``position`` names the position schemes.
             dataset: training part of a dataset.
 
         Raises:
-            UsageError: if options do not go together, or times fall where they must not.
+            UsageError: if options do not go together, or if a scheme needs times that never fall
+                along a history and some do.
         """
         super().__init__(config, dataset)
+        # sizes and switches of a layer: ``bias`` of query, key and value, and whether a linear
+        # layer follows the heads (``output``)
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]
         )
 
-        # one scheme at the input, and one inside the attention of each layer
+        # ``schemes.attention()`` builds what is inside the attention of one layer, so it is called
+        # for each
         schemes = self._build_schemes(config, dataset)
         self.position_embedding = schemes.input
         self.trm_encoder = TransformerEncoder(
@@ -65,10 +70,13 @@ class PosSASRec(PosRecommender):
         self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
         self.pre_norm = options.norm == "pre"
+        # item vectors are multiplied by it at the input
         self.scale = options.hidden_size**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
+        # ``needs_time``: a scheme reads times. ``assume_order`` are the names of those that need
+        # times which never fall. A dataset for serving has no interactions to check (``has_log``).
+        if self.needs_time and has_log(dataset):
             self._check_times_of_schemes(dataset, config["timestamp_unit"], schemes.assume_order)
 
     def _build_schemes(self, config: Options, dataset: Dataset) -> Schemes:

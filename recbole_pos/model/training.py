@@ -56,24 +56,32 @@ class NativeAdapter(RecBoleAdapter):
     """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
-        """Return what batches the model needs, as its attributes say.
+        """Return which batches the model learns from, as its attributes say.
 
-        The loader makes them on the host while the device trains on another batch.
+        The plugin's models learn from windows, parts of histories without padding in which many
+        interactions have a target. RecBole's rows, a history with one target each, are turned into
+        windows by ``pack``. What a batch needs is computed on the host, while the device trains on
+        the batch before.
         """
         model = self.model
-        # A user's class may define the loss of RecBole's rows, and read any of their fields there.
-        # Such rows stay as they are, else they are packed: made to windows of one target each.
+        # A user's class that defines its own loss of rows (``calculate_loss``) gets them unchanged,
+        # since it may read any of their columns.
         has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
-            windows=True,  # parts of histories without padding, in which many items are targets
-            causal=model.causal,  # else a window has one target, after its newest interaction
-            times=model.needs_time,
-            seconds=model.time_unit,
+            windows=True,
+            # which interactions of a window have a target: all, or only the newest if not causal
+            causal=model.causal,
             max_length=model.max_seq_length,
-            requests=model.reads_request,  # the time at which the next item is requested
+            linked=model.linked,  # whether all windows of a user come in one batch
+            # columns of a batch: times in seconds, the time at which the next item is requested,
+            # and the row of each interaction in the dataset's log, from which further targets and
+            # relations are looked up
+            times=model.needs_time,
+            seconds=model.time_unit,  # in one unit of the time field
+            requests=model.reads_request,
             log_rows=model.needs_events or model.later_targets is not None,
-            linked=model.linked,  # the windows of a user come together in one batch
-            # what the model computes of a batch before a step, such as graphs
+            # functions of a batch: what the model computes before a step, such as graphs; and what
+            # turns rows into windows. None for nothing.
             prepare=model.prepare if model.prepares else None,
             pack=None if has_own_row_loss else self._pack_rows,
         )
@@ -222,34 +230,37 @@ class MaskedEvents(RecBoleAdapter):
         """Return the cross-entropy at masked interactions, as ``BERT4Rec.calculate_loss`` does.
 
         A masked interaction has a placeholder for its item, which the model learns to fill in: its
-        state is compared with all items. Rows have slots for masked interactions, of which most are
-        empty; RecBole computes scores for these, too. As there, an empty slot has the index 0, so a
-        masked first interaction is no target.
+        state is compared with all items. Every row has S slots for masked interactions, of which
+        most are empty. RecBole scores all items at empty slots, too; here they are left out.
 
         Args:
-            rows: RecBole's batch. It has masked histories ``MASK_ITEM_SEQ`` [B, L], the places of
-                their masked interactions ``MASK_INDEX`` and the items that these have in truth,
-                ``POS_ITEMS``, [B, slots] both.
+            rows: RecBole's batch. ``MASK_ITEM_SEQ`` [B, L] are histories with masked interactions,
+                ``MASK_INDEX`` [B, S] the columns of these, and ``POS_ITEMS`` [B, S] their items.
 
         Returns:
             Scalar, 0 if a batch has nothing masked.
         """
         model = self.model
-        place = rows[model.MASK_INDEX]
-        is_target = place > 0  # [B, slots]
-        history = torch.nonzero(is_target)[:, 0]  # of each of the k masked interactions, [k]
-        states = model.forward(rows[model.MASK_ITEM_SEQ])[history, place[is_target]]  # [k, d]
-        if not len(history):
+        # RecBole fills empty slots with column 0, so it ignores a masked interaction in column 0
+        # as well; so does this
+        column = rows[model.MASK_INDEX]
+        is_target = column > 0  # [B, S]
+        history, _ = torch.nonzero(is_target, as_tuple=True)  # [k] the row of each of k targets
+        states = model.forward(rows[model.MASK_ITEM_SEQ])[history, column[is_target]]  # [k, d]
+        targets = rows[model.POS_ITEMS][is_target]  # [k]
+        if not len(targets):
             return states.sum()  # 0, with a gradient of zeros
 
-        # ``full_cross_entropy`` scores by products, and leaves row 0 out. Here items have a bias:
-        # one more column, by which every state has a 1. And padding, item 0, is a candidate as in
-        # RecBole: a row of zeros stands before all items, so that item i has row i + 1.
+        # BERT4Rec scores item i by state . item_i + bias_i. ``full_cross_entropy`` has products
+        # only, so the bias becomes one more number of an item's vector, which is multiplied by 1.
         items = model.item_embedding.weight[: model.n_items]
-        vectors = torch.cat((items, model.output_bias[:, None]), 1)
-        vectors = torch.cat((vectors.new_zeros(1, vectors.size(1)), vectors))
-        states = torch.cat((states, states.new_ones(len(states), 1)), 1)
-        return full_cross_entropy(states, vectors, rows[model.POS_ITEMS][is_target] + 1)
+        vectors = torch.cat((items, model.output_bias[:, None]), 1)  # [items, d + 1]
+        states = torch.cat((states, states.new_ones(len(states), 1)), 1)  # [k, d + 1]
+
+        # ``full_cross_entropy`` never scores row 0 of the vectors. In RecBole item 0, padding, is
+        # scored like any other: with a row of zeros before all, item i is row i + 1.
+        vectors = nn.functional.pad(vectors, (0, 0, 1, 0))  # [items + 1, d + 1]
+        return full_cross_entropy(states, vectors, targets + 1)
 
 
 # Adapters of those of RecBole's models whose rows can be learned in a faster way.
