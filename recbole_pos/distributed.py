@@ -181,18 +181,34 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
 
     Such a loss uses, for example, the targets of other rows as negatives, and would miss those of
     other processes. So each process gathers the rows of all processes, and computes the same loss
-    of the whole batch with the same random numbers. Its gradients reach only the process's own
-    hidden states; those of the other states are computed by the other processes.
+    of the whole batch with the same random numbers.
+
+    The gradients are those of one process with the whole batch. All processes compute the same loss
+    L. The training loop multiplies L by ``shard.weight`` (the weights of all processes sum to 1)
+    and adds up the gradients of the parameters over the processes:
+
+    - The gradient of the item embeddings is dL/dE in every process. Times the weights, and added
+      up, it is dL/dE again.
+    - A row's hidden state has a gradient only in the process to which the row belongs. Times that
+      process's weight it is too small, so a hook divides it by the weight.
 
     Args:
-        loss: function of states [m, d], item embeddings and targets [m] that returns a scalar.
-        shard: this process's part. The caller multiplies the returned loss by ``shard.weight``.
+        loss: function of states [m, d], item embeddings [items, d] and targets [m] that returns a
+            scalar.
+        shard: this process's part of the batch.
 
     Returns:
         A function with the arguments of ``loss``: states and targets of this process's part.
     """
 
     def compute_global_loss(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the rows of all processes (a scalar), the same in each process.
+
+        Args:
+            states: [m, d] hidden states of this process's rows.
+            items: [items, d] item embeddings.
+            targets: [m] ids of the target items of these rows.
+        """
         # Tell all processes how many rows this one has, and a seed. A process without targets has
         # a row as well (``Shard.take_rows``), which is left out here.
         num_rows = len(states) if shard.num_targets else 0
@@ -209,10 +225,9 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
         parts[shard.rank] = own_states
         all_states, all_targets = torch.cat(parts), torch.cat(_gather(targets[:num_rows], sizes))
 
-        # This loss is that of the whole batch, and so is its gradient for a state of this process.
-        # The caller multiplies the loss by ``shard.weight``, as for a loss of this part only. For
-        # the states that is taken back here. For the items it is right: all processes compute the
-        # same gradient, and the sum of their weights is 1.
+        # The training loop will multiply the loss by ``shard.weight``, and so all gradients. That
+        # of this process's states comes from no other process, so it is divided by the weight. That
+        # of the item embeddings is added up over all processes, whose weights sum to 1.
         if own_states.requires_grad:
             own_states.register_hook(lambda gradient: gradient / shard.weight)
 

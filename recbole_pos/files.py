@@ -55,8 +55,8 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         UsageError, StorageError: as :func:`name_write_errors` says, if the file cannot be written.
     """
     path = Path(path)
-    # Special is a pipe or a device. For a name that is too long os.path.exists returns False, and
-    # the name is refused below, where the file is opened. Path.exists would raise an error here.
+    # Special is a pipe or a device. (os.path.exists is used since Path.exists would raise an error
+    # for a name that is too long. Such a name is refused below, where the file is opened.)
     is_special = os.path.exists(path) and not path.is_file()
     target = Path(os.path.realpath(path))  # of a link, the file that it points to
     unfinished = path
@@ -65,11 +65,8 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
 
     # ``name_write_errors`` turns an OSError into one that says which file could not be written.
     with name_write_errors(path):
-        file: IO
-        if text:
-            file = open(unfinished, "w", encoding="utf-8", newline="")
-        else:
-            file = open(unfinished, "wb")
+        options: dict[str, Any] = {"encoding": "utf-8", "newline": ""} if text else {}
+        file: IO = open(unfinished, "w" if text else "wb", **options)
     try:
         if not is_special:
             with suppress(OSError):  # no former file, or the file system has no permissions
@@ -85,16 +82,20 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
                 os.replace(unfinished, target)
                 _sync_folder(target.parent)
     except Exception as error:
-        # If the disk is full, the block has raised an OSError, or another error in its place:
-        # torch.save does so, and Python keeps the first error as the ``__context__`` of the other.
+        # If the disk is full, say which file could not be written. The error for that is an OSError
+        # with a number in _FULL. Either the block has raised it, or a library has, while it handled
+        # it, raised another one: torch.save does so. Python keeps the first as ``__context__``.
         for cause in (error, error.__context__):
             if isinstance(cause, OSError) and cause.errno in _FULL:
                 with name_write_errors(path):
                     raise cause from None
         raise
     finally:
-        with suppress(OSError):  # closing tries again to write what could not be written
+        # If something failed, the file is still open. Closing it tries to write the rest, and may
+        # fail, too. A file that is closed already stays so.
+        with suppress(OSError):
             file.close()
+        # After a success this hidden file is gone, since it got its final name.
         if not is_special:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)

@@ -72,19 +72,17 @@ def _add_class(module: ModuleType, suffix: str, home: str, class_name: str) -> N
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
     """Add the plugin's defaults to a configuration while RecBole makes it.
 
-    A configuration has the defaults in ``internal_config_dict``, and what the user gave in
-    ``external_config_dict``. Three kinds of configurations come here:
+    RecBole's ``Config`` calls its own method ``_load_internal_config_dict`` to read defaults. The
+    plugin replaces that method by this function, which calls the original one first (``load``).
 
-    - of a model that the plugin does not serve (RecBole's own, or a custom one in RecBole's form):
-      it gets the defaults that the model was registered with, and is not checked;
-    - of a served model, made by this package (``PosConfig``, a subclass of RecBole's ``Config``):
-      it gets the defaults, and checks the user's options itself;
-    - of a served model, made by RecBole's ``run_recbole`` (``Config``): the user's options are
-      checked here as well.
+    Which defaults are added depends on the model. A model that the plugin does not serve (RecBole's
+    own, or a custom one in RecBole's form) gets those that it was registered with
+    (``own_defaults``). A served model gets all of the plugin's (``plugin_defaults``): those for
+    every run, and those of the model, its position schemes and its loss.
 
     Args:
         load: RecBole's method, which fills ``self.internal_config_dict`` with its own defaults.
-        self: the configuration.
+        self: the configuration. Its ``external_config_dict`` has the options that the user gave.
         model: name of the model.
         model_class: its class.
         dataset: name of the dataset.
@@ -100,17 +98,20 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
         internal.update(own_defaults(model))
         return
 
-    # The defaults depend on the position schemes and the loss, which have options of their own.
     defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
     internal.update(defaults)
+
+    # This package's own configurations (PosConfig, a subclass of Config) check the user's options
+    # themselves. For one that RecBole's ``run_recbole`` makes, they are checked here.
     if type(self) is Config:
         # RecBole would replace the whole default of eval_args by the keys that are given.
         if isinstance(options.get("eval_args"), dict):
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
 
-    # ``load_col`` lists the columns to read by default. RecBole leaves out the time, which models
-    # of the plugin need; add_time_field returns the list with the time column of the options.
+    # ``load_col`` lists the columns to read. RecBole's default leaves out the time, which models
+    # of the plugin need. So add_time_field gets this default, and the names of the columns, which
+    # the user may have given; it returns the default with the time column.
     default_columns = {"load_col": internal.get("load_col")}
     internal["load_col"] = add_time_field({**internal, **options, **default_columns})
 

@@ -148,9 +148,12 @@ def list_property_files(folder: str) -> list[str]:
 def read_properties(folder: str, name: str) -> Properties:
     """Return what the yaml file of a model, position scheme or loss says of it.
 
-    An option whose row of the table of options stands in ``options.yaml``, since others have it
-    too, is a line ``key: default``. An option that this one alone has is written with its row::
+    The file has the class of the model or scheme, and the options that it reads. An option that
+    others read as well has its default only, since ``options.yaml`` describes it. An option that
+    nothing else reads is described here, by a mapping with its type, default and so on::
 
+        about:
+          class: package.module:Class
         rope_base: 10000.0
         rope_scale:
           type: float
@@ -161,16 +164,22 @@ def read_properties(folder: str, name: str) -> Properties:
     Args:
         folder: the folder of ``properties/`` with the file: ``model``, ``position`` or ``loss``.
         name: name of the file without ``.yaml``, and of the model, scheme or loss.
+
+    Returns:
+        What stands under ``about``; option -> default, of all options (``rope_base: 10000.0,
+        rope_scale: 1.0``); and option -> description, of those that are described in this file
+        (``rope_scale``).
     """
     options = read_yaml(ROOT / folder / f"{name}.yaml")
     about = options.pop("about", {})
-    rows = {
+    # A mapping with a type is a description. Any other mapping is the default of its option.
+    descriptions = {
         option: value
         for option, value in options.items()
-        if isinstance(value, dict) and "type" in value  # a row, and no default that is a mapping
+        if isinstance(value, dict) and "type" in value
     }
-    own_defaults = {option: row["default"] for option, row in rows.items()}
-    return Properties(about, {**options, **own_defaults}, rows)
+    own_defaults = {option: entry["default"] for option, entry in descriptions.items()}
+    return Properties(about, {**options, **own_defaults}, descriptions)
 
 
 @functools.cache

@@ -9,9 +9,10 @@ import pandas as pd
 import yaml
 from study_simulation import Case
 
+from recbole_pos.config.metrics import compute_gains
 from recbole_pos.study.plan import Source
 from recbole_pos.study.results import Results
-from recbole_pos.study.statistics import RankTable, compute_gains
+from recbole_pos.study.statistics import RankTable
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFacts
 

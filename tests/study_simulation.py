@@ -15,12 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from recbole_pos.study.statistics import (
-    SeedNoise,
-    compute_gains,
-    compute_pseudo_values,
-    estimate_difference,
-)
+from recbole_pos.config.metrics import compute_gains
+from recbole_pos.study.statistics import SeedNoise, compute_pseudo_values, estimate_difference
 
 # What 1,000 studies must cover: a share of 0.95 itself varies by 0.7% there, and intervals that are
 # a little wide, as these are where seeds hardly matter, are no fault. Three seeds of two rows of

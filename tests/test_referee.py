@@ -15,6 +15,7 @@ from conftest import make_log, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.metrics import compute_gains
 from recbole_pos.errors import UsageError
 from recbole_pos.referee import judge as judging
 from recbole_pos.referee import predictions as reading
@@ -31,7 +32,6 @@ from recbole_pos.referee.predictions import open_predictions
 from recbole_pos.referee.requests import Requests, make_requests
 from recbole_pos.referee.run_lists import write_lists
 from recbole_pos.referee.split_folder import DataSplit, split
-from recbole_pos.study.statistics import compute_gains
 
 SPLITS: dict[str, dict[str, Any]] = {
     "leave-one-out": {},

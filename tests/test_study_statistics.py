@@ -8,20 +8,18 @@ import pytest
 from scipy import stats
 from study_simulation import Case, cover
 
+from recbole_pos.config.metrics import compute_gains, is_from_ranks
 from recbole_pos.errors import UsageError
 from recbole_pos.study.plan import name_bins
-from recbole_pos.study.results import assign_bins
+from recbole_pos.study.results import assign_bins, compute_means
 from recbole_pos.study.statistics import (
     RankTable,
     SeedNoise,
     compute_differences,
-    compute_gains,
-    compute_means,
     compute_pseudo_values,
     correct_by_holm,
     estimate_difference,
     flip_signs,
-    is_from_ranks,
 )
 
 

@@ -160,17 +160,25 @@ def check_together(config: dict[str, Any], model: str) -> None:
 
 
 def _check_data(config: dict[str, Any]) -> None:
-    """Raise a UsageError if options on the split and its targets contradict each other.
+    """Check the options that say how data are read, split and ranked.
 
     Args:
         config: option -> value, of all options of the run.
+
+    Raises:
+        UsageError: for a wrong value, or options that contradict each other.
     """
     eval_args = config["eval_args"]
-    if config["benchmark_filename"] is not None:  # files of parts that the user has split
-        check_given_parts(config["benchmark_filename"], eval_args["split"])
-    read_ties(eval_args["ties"])  # raises for a value that it cannot read
 
-    # ``mode`` says which items are ranked, for validation and test together or each by its own.
+    # The split. ``benchmark_filename`` names files of parts that the user has split already;
+    # check_given_parts raises if ``eval_args.split`` is given as well. ``ties`` says what happens
+    # to interactions of the same time; read_ties raises for a value that it cannot read.
+    if config["benchmark_filename"] is not None:
+        check_given_parts(config["benchmark_filename"], eval_args["split"])
+    read_ties(eval_args["ties"])
+
+    # The ranking. RecBole's ``mode`` says which items are ranked in validation and test. It is one
+    # value for both, such as "full", or a mapping with one for each.
     mode = eval_args["mode"]
     modes = set(mode.values()) if isinstance(mode, dict) else {mode}
     if modes != {"full"}:
@@ -178,7 +186,9 @@ def _check_data(config: dict[str, Any]) -> None:
             f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}"
         )
 
-    # RecBole's name of a column of examples that were cut before: a list of items in each row.
+    # The form of the files. RecBole also reads files in which each row is a finished example, with
+    # the user's history as a list of items. Such a column is named like the item column, with the
+    # suffix LIST_SUFFIX, and given by ``alias_of_item_id``. This package does not read it.
     list_field = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
     if list_field in (config["alias_of_item_id"] or ()):
         raise UsageError(

@@ -1,27 +1,40 @@
-"""Metrics of one's own: a function, registered once, beside those of RecBole's evaluator.
+"""Metrics beside RecBole's evaluator: functions of the user's, and metrics of saved ranks.
 
-:func:`register_metric` makes a metric of RecBole's evaluator of the function. Then ``metrics`` and
-``valid_metric`` of a run, tables of a study and ``evaluate`` take its name.
+:func:`register_metric` makes a metric of RecBole's evaluator of a user's function. Then ``metrics``
+and ``valid_metric`` of a run, tables of a study and ``evaluate`` take its name.
+:func:`compute_gains` computes a metric, such as ``ndcg@10``, from the ranks that runs have saved.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import find_importing_module
 from recbole_pos.values import shown
 
-if TYPE_CHECKING:
-    import numpy as np
-
 # Names of what an evaluation collects: rank of each target from 0, its interaction, the best items
 # of its row, and the dataset.
 RANK, EVENT, ITEMS, DATASET = "rec.rank", "rec.event", "rec.items", "data.dataset"
+# Name of a metric -> function (ranks, cutoff k) that returns the gains of targets with ranks below
+# k. A target is the only relevant item of its list.
+_GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "hit": lambda rank, k: np.ones_like(rank),
+    "recall": lambda rank, k: np.ones_like(rank),
+    "precision": lambda rank, k: np.ones_like(rank) / k,
+    "ndcg": lambda rank, k: 1 / np.log2(rank + 2),
+    "mrr": lambda rank, k: 1 / (rank + 1),
+    "map": lambda rank, k: 1 / (rank + 1),
+}
+# A name with its cutoff, such as ndcg@10.
+_RANK_METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,29 @@ def add_metric(name: str, metric: CustomMetric) -> None:
     register.metric_types[key] = EvaluatorType.RANKING
     if not metric.bigger:
         register.smaller_metrics.append(key)
+
+
+def is_from_ranks(metric: str) -> bool:
+    """Return whether a metric's name (``ndcg@10``) is one that :func:`compute_gains` knows."""
+    match = _RANK_METRIC.fullmatch(metric.lower())
+    return match is not None and match[1] in _GAINS
+
+
+def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
+    """Return how much each test target adds to a metric; the mean over targets is the metric.
+
+    For ``ndcg@2``, targets at the ranks [0, 1, 2] have the gains [1, 0.63, 0].
+
+    Args:
+        rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
+            ties, infinity for a target that cannot be ranked. The gains have the same shape.
+        metric: name and cutoff, such as ``ndcg@10``, for which :func:`is_from_ranks` is true.
+    """
+    name, _, cutoff = metric.lower().partition("@")
+    rank, k = np.asarray(rank, dtype=float), int(cutoff)
+    compute_gain = _GAINS[name]  # function of ranks below k: 1 / log2(rank + 2) for ndcg
+    with np.errstate(invalid="ignore"):  # of infinite ranks, whose gain is 0 whatever comes out
+        return np.where(rank < k, compute_gain(rank, k), 0.0)
 
 
 def has_cutoff(name: str) -> bool:

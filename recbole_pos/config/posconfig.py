@@ -37,23 +37,6 @@ PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # default of models whose examples are windows of histories
 
 
-def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of two sources together; where both have an option, ``high`` wins.
-
-    Only ``eval_args``, a mapping, is merged key by key: ``{"split": a, "mode": b}`` and
-    ``{"mode": c}`` give ``{"split": a, "mode": c}``.
-
-    Args:
-        low: option -> value, of the source with lower priority.
-        high: option -> value, of the source with higher priority.
-    """
-    merged = {**low, **high}
-    low_args, high_args = low.get("eval_args"), high.get("eval_args")
-    if low_args and high_args and isinstance(low_args, dict) and isinstance(high_args, dict):
-        merged["eval_args"] = {**low_args, **high_args}
-    return merged
-
-
 class PosConfig(Config):
     """Configuration of one run, for the plugin's models and RecBole's.
 
@@ -257,8 +240,8 @@ class PosConfig(Config):
         """
         merged: dict[str, Any] = {}
         for _, options in self._list_parts(*names):
-            merged = merge_options(merged, options)
-        return merge_options(merged, self._call_options)
+            merged = sources.merge_options(merged, options)
+        return sources.merge_options(merged, self._call_options)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
         """Return the names of model and dataset, from the call or else from the files.
@@ -327,32 +310,36 @@ class PosConfig(Config):
     def _merge_defaults(self) -> dict[str, Any]:
         """Return option -> value, of all options: what is given, and the defaults of the others.
 
-        Four defaults depend on other options:
-
-        - ``sce_above`` is None, so that the loss stays (:meth:`adapt_loss`), if a loss is given.
-        - No negatives (items to contrast with the target) are sampled under cross-entropy.
-        - ``train_batch_size`` of some models counts windows (pieces of a user's history).
-        - The columns to read include the time.
+        Four defaults depend on other options: ``sce_above``, ``train_neg_sample_args``,
+        ``train_batch_size`` and ``load_col``, in this order below.
         """
         # RecBole's names for defaults, and for the options that are given.
         defaults, given = self.internal_config_dict, self.external_config_dict
         final = {**defaults, **given}
         final["eval_args"] = {**defaults["eval_args"], **(given.get("eval_args") or {})}
 
+        # With more items than ``sce_above``, the loss SCE takes the place of the default loss CE. A
+        # loss that the user gives is never replaced: None is no limit.
         if "loss_type" in given and "sce_above" not in given:
             final["sce_above"] = None
 
-        # RecBole's default is one negative, which it refuses itself under cross-entropy.
+        # ``train_neg_sample_args`` says how many negatives (items to contrast with the target) are
+        # sampled. RecBole's default is one. Cross-entropy (CE) compares the target with all items,
+        # and takes None.
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
         has_all_items = is_sequential and final.get("loss_type") == "CE"
         if has_all_items and "train_neg_sample_args" not in given:
             final["train_neg_sample_args"] = None
 
-        # A batch of RecBole's causal models (CAUSAL_BUILTINS, such as SASRec) holds whole histories
-        # here, and not one target a row.
+        # ``train_batch_size`` is the number of rows of a batch, by RecBole's default 2,048. A row
+        # has one target. With ``augmentation: all_positions``, RecBole's causal models
+        # (CAUSAL_BUILTINS, such as SASRec) get rows with a whole history and a target at each of
+        # its positions. So they get fewer of them, 128.
         has_windows = final["augmentation"] == "all_positions"
         if self.model in models.CAUSAL_BUILTINS and has_windows and "train_batch_size" not in given:
-            final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's default is 2,048 rows
+            final["train_batch_size"] = _WINDOWS_PER_BATCH
+
+        # ``load_col`` lists the columns to read: by default user, item and, added here, the time.
         final["load_col"] = sources.add_time_field(final)
         return final
 
@@ -411,24 +398,25 @@ class PosConfig(Config):
     # --- checks ---
 
     def _check_user_options(self) -> None:
-        """Refuse unknown keys and wrong values among the options that are given.
+        """Check names and values of the options that are given (``self.external_config_dict``).
 
-        These are in ``self.external_config_dict``. Each value is checked by the row of its option,
-        and replaced by what :func:`check_value` returns: the value in the type of that row, such as
-        a float for a whole number.
+        The table of options has an entry for each option of this package and RecBole: its type,
+        bounds and so on. :func:`check_value` checks a value by the entry, and returns it in the
+        right type, such as a float for a whole number. That replaces the value.
 
         Raises:
             UsageError: naming the file and the option.
         """
-        # The defaults of a custom model (``MODELS.added``) are its author's, and are checked too.
-        # Options that only custom classes have (``self.free``) may hold anything.
+        # A custom model, registered by the user (``MODELS.added``), has defaults of its own. They
+        # are checked too, but not those of options that only the custom class has (``self.free``).
         if self.model in models.MODELS.added:
             for key, value in sources.own_defaults(self.model).items():
                 if key not in self.free:
                     check_value(f"defaults of {self.model}", option_table.find_option(key), value)
 
-        # Known are all options with a default; and ``model`` and ``dataset`` (EXTRA_KEYS), which
-        # have none. RecBole keeps values that it computes (DERIVED_KEYS) among the options.
+        # Names that may be given: options with a default; and ``model``, ``dataset`` (EXTRA_KEYS)
+        # and ``plugins`` (PLUGINS). RecBole also keeps values that it computes (DERIVED_KEYS) among
+        # its defaults, which nobody may give.
         defaults = self.internal_config_dict
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         self._drop_options_of_former_runs(known)
@@ -437,15 +425,16 @@ class PosConfig(Config):
         for key, value in options.items():
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
             self._require_known(key, location, known)
-            row = option_table.find_option(key)
-            # An option of RecBole's that has no effect here may only have its default.
-            if row.refused and value != defaults[key]:
-                raise UsageError(f"{location}: {key}: {row.refused}")
-            # Of an option that is not in the table, or means something else in a custom class, only
-            # the type of its default is known.
+            entry = option_table.find_option(key)
+            # ``refused``: why an option of RecBole's has no effect here, else empty. Such an option
+            # may only have its default.
+            if entry.refused and value != defaults[key]:
+                raise UsageError(f"{location}: {key}: {entry.refused}")
+            # An option of a custom class may hold any value of the type of its default, also if the
+            # table has an option of the same name, which means something else.
             if key in self.free or key not in option_table.OPTIONS:
-                row = option_table.make_custom_option(key, defaults.get(key))
-            options[key] = check_value(location, row, value)
+                entry = option_table.make_custom_option(key, defaults.get(key))
+            options[key] = check_value(location, entry, value)
 
     def _drop_options_of_former_runs(self, known: set[str]) -> None:
         """Drop options that come from the config.yaml of a former run and that this run has not.
@@ -523,31 +512,39 @@ class PosConfig(Config):
     def _refuse_unread(self) -> None:
         """Raise an UnknownKey for an option that the user gave although it has no effect here.
 
-        An example is ``fusion`` with a position scheme that fuses nothing. Some options are written
-        for several models, and may have no effect in one of them: those of the dataset's yaml, of a
-        preset, and of a part of a file for certain models (under ``for``). They are not refused.
+        An example is ``fusion`` with a position scheme that fuses nothing. An option has no effect
+        if the model does not read it, or if a condition is not met, such as "with fusion: early".
+
+        Some options are written for several models, and may have no effect in one of them: those of
+        the dataset's yaml, of a preset, and of a part of a file for certain models (under ``for``).
+        They are not refused.
         """
-        # An option has no effect if the model does not read it (``unread``), or if a condition of
-        # its row is not met. Conditions are about kinds of models and about values of options,
-        # where a key within an option is called ``eval_args.target``.
-        schemes = sources.list_positions(self.plain.get("position"), self.model)
-        kinds = models.list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
-        unread = models.find_unread_options(self.model)  # option -> reason
+        # All options of the run, option -> value. ``flatten_options`` adds ``eval_args.target`` and
+        # the like, the keys of options that are mappings. ``masks_history`` returns the value that
+        # ``mask_history: None`` stands for, which depends on the model.
         values = option_table.flatten_options(self.plain)
-        values["mask_history"] = masks_history(self.final_config_dict)  # None means: by the model
+        values["mask_history"] = masks_history(self.final_config_dict)
         defaults = option_table.flatten_options(self.internal_config_dict)
 
+        # Conditions may also name kinds of models, such as "by custom models".
+        schemes = sources.list_positions(self.plain.get("position"), self.model)
+        kinds = models.list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
+        unread = models.find_unread_options(self.model)  # option -> why the model does not read it
+
         for name, value in values.items():
-            key = name.partition(".")[0]
+            # Leave out what this user did not set for this run. The user sets an option in the call
+            # (_NO_FILE) or in one of the files ``own_files``. Options that only a custom class has
+            # (``free``) are left out as well: nothing is known of them.
+            key, *_ = name.split(".")  # eval_args for eval_args.target
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
-            # the user gave it: in the call, or in a file that is no preset (``own_files``)
             is_given = key in self.external_config_dict
             is_of_user = is_given and location in (_NO_FILE, *self.own_files)
             is_default = value in (None, defaults.get(name))
             if not is_of_user or is_default or key in self.free:
                 continue
 
-            condition = option_table.find_unmet(name, values, kinds)  # the one that is not met
+            # The reason why it has no effect; ``find_unmet`` returns None if it has one.
+            condition = option_table.find_unmet(name, values, kinds)
             if name in unread:
                 reason = f": {unread[name]}"
             elif condition is not None:

@@ -146,6 +146,23 @@ def describe_readers(option: str) -> str:
     return ""
 
 
+def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of two sources together; where both have an option, ``high`` wins.
+
+    Only ``eval_args``, a mapping, is merged key by key: ``{"split": a, "mode": b}`` and
+    ``{"mode": c}`` give ``{"split": a, "mode": c}``.
+
+    Args:
+        low: option -> value, of the source with lower priority.
+        high: option -> value, of the source with higher priority.
+    """
+    merged = {**low, **high}
+    low_args, high_args = low.get("eval_args"), high.get("eval_args")
+    if low_args and high_args and isinstance(low_args, dict) and isinstance(high_args, dict):
+        merged["eval_args"] = {**low_args, **high_args}
+    return merged
+
+
 def starts_from_runs(model: str) -> bool:
     """Return whether a model can start from a run that has fewer position schemes (``init_from``).
 
@@ -156,14 +173,15 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options that only a custom model or custom position schemes have.
+    """Return the options whose values cannot be checked, since only a custom class has them.
 
-    This package does not know what they mean, so their values are not checked. An option of a
-    custom class is not free if this package knows it all the same:
+    A custom class is a model or a position scheme that the user has registered. It may have options
+    of its own, of which this package knows nothing. They are called free. Three kinds of options of
+    a custom class are not free, since this package knows them:
 
-    - a scheme of this package that the run has reads it, too; or
-    - it is an option on data or training, such as ``epochs``, which means the same for every model,
-      in contrast to options that shape a model, such as ``norm``.
+    - an option that a position scheme of this package, which the run has as well, also reads;
+    - an option on data or training, such as ``epochs``, which means the same for every model;
+    - an option of RecBole's that this package refuses.
 
     Args:
         model: name of the model.
@@ -172,27 +190,31 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # ``own_options`` are those that no class of this package or RecBole which it extends has
+    # ``added`` has the custom classes by name, ``shipped`` those of this package. ``own_options``
+    # of a custom class are its options without those of the class that it extends.
     custom_model = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
-    candidates: set[str] = set() if custom_model is None else set(custom_model.own_options)
+    options: set[str] = set() if custom_model is None else set(custom_model.own_options)
     known: set[str] = set()
     for name in schemes:
         if name in SCHEMES.added:
-            candidates |= SCHEMES.added[name].own_options
+            options |= SCHEMES.added[name].own_options
         elif name in SCHEMES.shipped:
             known |= SCHEMES.defaults(name).keys()
 
-    for name in candidates:
-        row = find_option(name)  # of an option that is not in the table, the role is MODEL
-        if row.role != MODEL or row.refused:
+    # ``role`` says what an option is about. It is MODEL for options that shape a model, and for
+    # options that the table of options does not have.
+    for name in options:
+        entry = find_option(name)
+        if entry.role != MODEL or entry.refused:
             known.add(name)
 
-    # RecBole finds out by ``loss_type`` what a batch must hold. A custom model in RecBole's form
-    # whose class says so itself, by ``input_type``, may use ``loss_type`` as it likes.
+    # ``loss_type`` is about training, so it is known by now. RecBole reads it to find out what a
+    # batch must hold. But a class in RecBole's form may say that itself, by ``input_type``. Then
+    # RecBole does not read the option, and the class may use it for anything.
     if custom_model is not None and not models.is_on_our_base(model):
         if hasattr(custom_model.cls, "input_type"):
             known.discard("loss_type")
-    return candidates - known
+    return options - known
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:

@@ -148,22 +148,27 @@ def read_dataset(
 ) -> Dataset:
     """Read the dataset of a configuration from its files.
 
-    The weights of an earlier run are of users and items by id. If they are used again, each name
-    must get the same id as in that run, whose vocabulary has its names of users and items by id.
-    Without an earlier run, ids are given in the order of the files.
+    Users and items get numbers (ids), and the weights of a model are stored by id. A run that uses
+    the weights of an earlier run must give each user and item the id that it has there. These ids
+    are in the vocabulary, a file in the folder of the earlier run. There are two cases:
+
+    - This run itself is resumed or loaded. ``folder`` is its folder.
+    - This run trains the model of another run further, whose folder is the option ``update_from``.
+      Its vocabulary is used until this run has written one of its own.
+
+    A new run gives ids in the order of the files.
 
     Args:
-        config: the configuration. If ``update_from`` names the folder of a run, and ``folder`` is
-            None, that is the earlier run.
-        folder: folder of the earlier run, if it is this run itself, resumed or loaded.
+        config: the configuration.
+        folder: folder of this run, if it is resumed or loaded; else None.
         hold_out_later: whether interactions that the earlier run did not have are kept apart, in
             ``held_out`` of the dataset.
 
     Returns:
         The dataset, split, with its held-out later data if these are asked for.
     """
-    # ``read_vocabulary`` gives None for a folder without names, as of a run that has only begun;
-    # ``require_updatable`` refuses a run that cannot be updated, and returns its folder.
+    # ``read_vocabulary`` returns None if the folder has no vocabulary yet. ``require_updatable``
+    # refuses the folder of a run that cannot be trained further, and else returns it.
     vocabulary = None if folder is None else folder.read_vocabulary(config)
     if vocabulary is None and config["update_from"]:
         vocabulary = require_updatable(config["update_from"]).read_vocabulary(config)

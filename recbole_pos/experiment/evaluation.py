@@ -133,7 +133,7 @@ class EvaluatingTrainer(Trainer):
         return catalogue.PART if scores_in_parts else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
-        """Score a batch of examples; argument and return value are those of RecBole's method.
+        """Score a batch of examples, in place of RecBole's method of this name.
 
         Args:
             batched_data: four values of RecBole's: the examples, an Interaction of b rows; None, in
@@ -142,46 +142,57 @@ class EvaluatingTrainer(Trainer):
 
         Returns:
             The same four, with scores in place of None: [b, items], -inf for items that are not
-            ranked, or :class:`RowScores` for a large catalogue.
+            ranked, or :class:`RowScores` for a large catalogue (if ``part_size`` is not None).
         """
-        self.task.advance()
+        self.task.advance()  # the progress bar
         interaction, _, target_rows, target_items = batched_data
 
-        # Pairs of a row and a seen item that are not ranked, as two tensors: rows and items. They
-        # are found by the target of each row, which TARGET_EVENT names by its index in the log.
+        # Seen items are not ranked if the configuration says so. They are found by the target of
+        # each row, which TARGET_EVENT names by its index in ``eval_log``, all interactions. Pair i
+        # excludes the item ``excluded[1][i]`` in the row ``excluded[0][i]``.
         excluded: tuple[Tensor, Tensor] | None = None
         if masks_history(self.config):
-            excluded = find_excluded_items(
-                self.eval_log,
-                interaction[TARGET_EVENT],
-                target_items,
-                self.config["repeated_targets"],
-            )
+            target_events, repeats = interaction[TARGET_EVENT], self.config["repeated_targets"]
+            excluded = find_excluded_items(self.eval_log, target_events, target_items, repeats)
 
-        # A large catalogue is scored part by part, only when the collector asks for it. A score is
-        # the product of a state and an item's vector (``products``). Id 0 is padding.
+        # First way, for a large catalogue: a few items at a time, later, when they are asked for.
         if self.part_size:
-            if excluded is not None:
-                rows, items = excluded
-                excluded = rows.to(self.device), items.to(self.device)
-            states = self.model.compute_states(interaction.to(self.device))
-            vectors = self.model.item_vectors()
-            score = functools.partial(catalogue.products, states, vectors)
-            ids = torch.arange(1, len(vectors), device=vectors.device)
-            return interaction, RowScores(score, ids, excluded), target_rows, target_items
+            row_scores = self._make_row_scores(interaction, excluded)
+            return interaction, row_scores, target_rows, target_items
 
-        # Else all items at once. ``tot_item_num`` is RecBole's name for the number of items,
-        # padding included; ``require_scores`` refuses a matrix of another shape.
+        # Second way: all items at once. ``tot_item_num`` is RecBole's name for the number of items,
+        # padding included; ``require_scores`` refuses a matrix of another shape. Third way, for a
+        # model that can only score given pairs of a row and an item: RecBole's method, which asks
+        # it for all pairs, and takes the excluded ones in the same place of its argument.
         try:
             found = self.model.full_sort_predict(interaction.to(self.device))
         except NotImplementedError:
-            # A model that scores given pairs only: RecBole's method asks it for all pairs.
             return super()._full_sort_batch_eval((interaction, excluded, target_rows, target_items))
         scores = catalogue.require_scores(found, len(interaction), self.tot_item_num, self.model)
         scores[:, 0] = -torch.inf  # padding is no item
         if excluded is not None:
             scores[excluded] = -torch.inf
         return interaction, scores, target_rows, target_items
+
+    def _make_row_scores(
+        self, interaction: Any, excluded: tuple[Tensor, Tensor] | None
+    ) -> RowScores:
+        """Return the scores of a batch as an object that computes them for some items at a time.
+
+        Args:
+            interaction: the examples, an Interaction of b rows.
+            excluded: rows [p] and items [p] of p pairs that are not ranked; None for none.
+        """
+        if excluded is not None:
+            rows, items = excluded
+            excluded = rows.to(self.device), items.to(self.device)
+
+        # ``products`` multiplies states [b, d] by the vectors of some ids, of vectors [items, d].
+        states = self.model.compute_states(interaction.to(self.device))
+        vectors = self.model.item_vectors()
+        score = functools.partial(catalogue.products, states, vectors)
+        ids = torch.arange(1, len(vectors), device=vectors.device)  # without 0, the padding
+        return RowScores(score, ids, excluded)
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,13 @@ class RowScores:
     score: catalogue.Scores
     items: Tensor
     excluded: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def from_matrix(cls, scores: Tensor) -> RowScores:
+        """Return the scores of a matrix [b, items], whose column 0 is padding, in this form."""
+        items = torch.arange(1, scores.size(1), device=scores.device)
+        # ``score`` is asked for ids that follow each other, so it returns a slice of columns.
+        return cls(lambda ids: scores[:, ids[0] : ids[-1] + 1], items)
 
     def find_best(self, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and ids [b, k] of the best items; of equal scores, the lower id first."""
@@ -235,19 +253,31 @@ class TargetCollector(Collector):
     """
 
     def __init__(self, config: Options) -> None:
-        """Note what the metrics of a configuration need, and leave only the rest to RecBole."""
-        super().__init__(config)
-        # RecBole's register knows which data the metrics need, by name.
+        """Find out which data the metrics of a configuration need.
+
+        This class collects hits among the best items (TOPK), the best items (ITEMS) and the ranks
+        of targets (RANK) itself. Other data are left to RecBole's collector, its base class.
+
+        Args:
+            config: configuration of the run, with its metrics.
+        """
+        super().__init__(config)  # makes ``register``, RecBole's list of what the metrics need
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)
-        # RecBole's collector would collect TOPK and ITEMS a second time, in its own way. So its
-        # register, whose attributes are these names, is told that nobody needs them. RANK is a
-        # name of this package, which RecBole's collector does not look for.
+
+        # ``register.need(name)`` reads the attribute of this name. Set to False, it keeps RecBole's
+        # collector from collecting TOPK and ITEMS a second time. It does not know RANK.
         setattr(self.register, TOPK, False)
         setattr(self.register, ITEMS, False)
+
+        # The trainer sets these two before each evaluation: whether ranks are collected even if no
+        # metric needs them (in the test), and the dataset of the phase.
         self.keeps_ranks = False
         self.dataset: Any = None
+
+        # What the last evaluation has collected, which ``get_data_struct`` keeps for
+        # ``collect_test_ranks``.
         self.last: Any = None
 
     @property
@@ -266,8 +296,9 @@ class TargetCollector(Collector):
     ) -> None:
         """Collect what metrics need of a batch: hits among the best items, and ranks of targets.
 
-        They go into RecBole's ``data_struct`` under the names TOPK (hits), ITEMS (the best items),
-        RANK, and EVENT (which interactions the targets are).
+        They are appended to RecBole's ``data_struct`` under the names TOPK (hits), ITEMS (the best
+        items), RANK, and EVENT (which interactions the targets are). ``needs_topk``,
+        ``needs_items`` and ``needs_ranks`` say which of these the metrics need.
 
         Args:
             scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores, which
@@ -276,25 +307,38 @@ class TargetCollector(Collector):
             positive_u: [rows] number of the row of each target, in ascending order.
             positive_i: [rows] item of each target.
         """
-        # From whole rows of scores, RecBole collects what its other metrics need. The rows are then
-        # wrapped as RowScores, so that the code below is the same for both kinds of scores.
+        # From a matrix of scores, RecBole's method collects what its other metrics need.
         scores = scores_tensor
         if not isinstance(scores, RowScores):
             super().eval_batch_collect(scores, interaction, positive_u, positive_i)
-            whole_rows = scores
-            items = torch.arange(1, whole_rows.size(1), device=whole_rows.device)
-            # Ids that scores are asked for follow each other, so they are a slice.
-            scores = RowScores(lambda ids: whole_rows[:, ids[0] : ids[-1] + 1], items)
+            scores = RowScores.from_matrix(scores)
 
-        # The best items of each row, and which of them are its target.
         targets = positive_i.to(scores.items.device)
         if self.needs_topk or self.needs_items:
-            best_scores, best = scores.find_best(max(self.topk))
-            if best_scores.isnan().any():  # torch sorts NaN above all numbers
-                raise UsageError(
-                    f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
-                    "ranked; train it again with a lower learning_rate"
-                )
+            self._collect_best(scores, targets)
+
+        # The rank of each target, and where the target stands in the dataset's interactions. The
+        # test also keeps ranks that no metric needs (``keeps_ranks``).
+        if self.keeps_ranks or self.needs_ranks:
+            self.data_struct.update_tensor(RANK, scores.rank(targets))
+            self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
+
+    def _collect_best(self, scores: RowScores, targets: Tensor) -> None:
+        """Collect the k best items of each row, and which of them are its target.
+
+        k is the largest cutoff of the metrics. ``data_struct`` gets them under the names ITEMS
+        ([rows, k] ids) and TOPK ([rows, k + 1] of 0 and 1).
+
+        Args:
+            scores: scores of the rows.
+            targets: [rows] item that is the target of each row.
+        """
+        best_scores, best = scores.find_best(max(self.topk))  # [rows, k] each
+        if best_scores.isnan().any():  # torch sorts NaN above all numbers
+            raise UsageError(
+                f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
+                "ranked; train it again with a lower learning_rate"
+            )
         if self.needs_items:
             self.data_struct.update_tensor(ITEMS, best)
         if self.needs_topk:
@@ -304,31 +348,33 @@ class TargetCollector(Collector):
             num_targets = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, num_targets), 1).long())
 
-        # The rank of each target, and where the target stands in the dataset's interactions.
-        if self.keeps_ranks or self.needs_ranks:
-            self.data_struct.update_tensor(RANK, scores.rank(targets))
-            self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
-
     def get_data_struct(self) -> Any:
-        """Return what has been collected in an evaluation, and make ready for the next one.
+        """Return what has been collected in an evaluation, and empty the store for the next one.
+
+        RecBole's trainer calls this after the last batch, and gives the result to the metrics.
 
         Returns:
             A copy of ``data_struct``, RecBole's store of data by name. If several processes
             evaluate, it has the rows of all of them.
         """
-        # RecBole's method copies ``data_struct``, and deletes from it the names that it knows. It
-        # does not know RANK and EVENT, which would stay for the next evaluation.
+        # RecBole's method returns a copy of ``data_struct``, and then deletes the data from it
+        # whose names it knows. RANK (ranks of the targets) and EVENT (which interactions they are)
+        # are names of this package, so they are deleted here. ``last`` keeps the copy for
+        # ``collect_test_ranks``.
         collected = self.last = super().get_data_struct()
         for name in (RANK, EVENT):
             if name in self.data_struct:
                 del self.data_struct[name]
 
-        # Each of several processes has evaluated some of the targets: join their rows.
+        # Each of several processes has evaluated some of the targets. Join their rows, of all data
+        # that have a row for each target (_ROWS). ``collected`` is changed, and so is ``last``.
         if not current_shard().is_alone:
             own_rows = {name: collected.get(name) for name in _ROWS if name in collected}
             for name, rows in gather_rows(own_rows).items():
                 collected.set(name, rows)
-        if self.needs_ranks:  # metrics of one's own may read targets and attributes of items
+
+        # Metrics of the user's (those that need ranks) may read attributes of items.
+        if self.needs_ranks:
             collected.set(DATASET, self.dataset)
         return collected
 

@@ -387,22 +387,24 @@ def read_result(folder: RunFolder) -> Result:
 def is_unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end.
 
-    That is so if it has no result; or if more epochs were trained than its result counts, since
-    it was resumed and stopped again. The best run of a search for options, and .pth files that
-    RecBole's own functions wrote (beside which there are no names of items), count as finished.
+    A run writes the names of users and items when it starts (``folder.names``), a line for every
+    epoch (``folder.metrics``), and its result at the end (``folder.result``).
 
     Args:
         folder: folder of the run.
     """
-    # The folder of the best run of a search lies in that of the search, which has a file SEARCH
-    # (search.json).
-    if not folder.names.is_file() or (folder.path.parent / SEARCH).is_file():
+    # The best run of a search for options counts as finished. Its folder lies in that of the
+    # search, which has a file search.json (SEARCH). Without names it is not the folder of a run,
+    # but one in which RecBole's own functions have written a .pth file, and counts as finished too.
+    is_best_of_search = (folder.path.parent / SEARCH).is_file()
+    if is_best_of_search or not folder.names.is_file():
         return False
+
+    # A finished run may have been resumed for more epochs, and stopped. Then it still has its
+    # former result, which counts fewer epochs than there are lines.
     if not folder.result.is_file():
         return True
-    if not folder.metrics.is_file():
-        return False
-    num_epochs = folder.metrics.read_bytes().count(b"\n")  # a line each
+    num_epochs = folder.metrics.read_bytes().count(b"\n") if folder.metrics.is_file() else 0
     return num_epochs > read_result(folder).epochs
 
 

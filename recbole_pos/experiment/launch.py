@@ -170,18 +170,21 @@ def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, R
         logs_specs=DefaultLogsSpecs(log_dir=log_folder),
         max_restarts=args.max_restarts,
     )
-    # Signals that stop the run, such as Ctrl-C, come to this process. torch's launcher puts its own
-    # handlers in place, which end the other processes and raise a SignalException, and does not put
-    # the handlers of before back: ``handle_signals`` does, when its block ends. Until torch's are
-    # in place, each of these signals raises a KeyboardInterrupt (``default_int_handler``).
+    # A signal that stops the run, such as Ctrl-C, comes to this process. What it does depends on
+    # the handlers of signals, which change three times:
+    # 1. ``handle_signals`` sets ``default_int_handler``, which raises a KeyboardInterrupt.
+    # 2. torch's launcher soon sets its own. They end the other processes and raise a
+    #    SignalException. It does not put the former handlers back.
+    # 3. ``handle_signals`` does so when its block ends.
     # ``keep_working_directory_out``: the new processes import nothing from the working directory.
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
         with keep_working_directory_out(), handle_signals(signal.default_int_handler, *stops):
             return elastic_launch(config, _run_process)(args, *more_args)
     except SignalException as stop:
-        # Now the handlers of before decide: SIGTERM, for example, ends this process. The next line
-        # is reached by a signal that they ignore; the run has been stopped all the same.
+        # The other processes have ended, and this process has its former handlers again. So it gets
+        # the same signal once more, and does what it would do without torch: SIGTERM, for example,
+        # ends it here. If it ignores the signal, the KeyboardInterrupt says that the run stopped.
         signal.raise_signal(stop.sigval)
         raise KeyboardInterrupt from None
 

@@ -324,18 +324,23 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """Load the configuration of an existing run.
 
+    Only the option ``item_vectors``, a file with content vectors of items, may differ from that in
+    the run's config.yaml, which names the user's file.
+
     Args:
         folder: folder of the run.
         config_dict: options that win over those of the run.
 
     Returns:
-        The configuration, in which content vectors of items (``item_vectors``) are those in the run
-        folder; or None if the run only began its item embeddings with them (``init``), since its
-        weights include them. A run without a finished epoch (``is_only_begun``) has no copy of them
-        yet, and so keeps the user's file.
+        The configuration.
     """
-    plain = folder.read_config()
+    plain = folder.read_config()  # option -> value
     options = dict(config_dict or {})
+
+    # A run keeps a copy of the content vectors in its folder (``folder.vectors``) from its first
+    # epoch on, and reads that copy. It needs no vectors at all if they were only the initial values
+    # of the item embeddings (``init``), since its weights have these. A run that has only begun has
+    # neither copy nor weights, and reads the user's file.
     if plain.get("item_vectors") and not folder.is_only_begun:
         is_in_weights = plain.get("item_vectors_use") == "init"
         options["item_vectors"] = None if is_in_weights else str(folder.vectors)

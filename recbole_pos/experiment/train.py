@@ -191,17 +191,19 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         experiment: the model with its data.
         folder: folder of the run.
     """
-    # A resumed run reads content vectors of items from its own folder, or none at all if they are
-    # in its weights; ``item_vectors`` says so in the experiment. In config.yaml the option keeps
-    # the user's file, which runs that repeat or update this one read.
+    # The configuration. Its option ``item_vectors`` is a file with content vectors of items. In
+    # the configuration of a resumed run it is the copy in the run's own folder, or None. The file
+    # config.yaml still has the path of the user's file, and shall keep it: a run that repeats or
+    # updates this one reads that file.
     dataset, plain = experiment.dataset, experiment.config.plain
-    if folder.checkpoint.is_file():
+    if folder.checkpoint.is_file():  # it is resumed
         plain["item_vectors"] = folder.read_config().get("item_vectors")
     folder.write_config(plain)
 
     folder.write_vocabulary(Vocabulary.from_dataset(dataset), experiment.config)
 
-    source = getattr(experiment.model, "content_source", None)  # the content vectors that it reads
+    # The content vectors, of a model that reads them.
+    source = getattr(experiment.model, "content_source", None)
     if source is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)

@@ -457,7 +457,9 @@ class PosTrainer(EvaluatingTrainer):
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             return nullcontext()
-        # Clipping multiplies all rows, and makes all of them NaN if one is: all are set to 0 then.
+        # After a step, the rows that it has touched are set to 0. Clipping (``clip_grad_norm``)
+        # multiplies the whole gradient by one number. If that is NaN, rows that were not touched
+        # are NaN as well. So under clipping all rows are set to 0 (``clears_all``).
         return kept_gradient(table, clears_all=bool(self.clip_grad_norm))
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:

@@ -243,25 +243,33 @@ def _read_block(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the rows of some requests, in the order of the file, with numbers in place of names.
 
+    A row of predictions is one recommended item: request, item, and order in the request's list.
+
     Args:
-        predictions: all lists, which are read in blocks.
-        requests: all requests; item names by id.
+        predictions: all rows, which are read in blocks.
+        requests: all requests, with their names, and the names of items by id.
         chosen: the requests whose rows are kept.
 
     Returns:
-        [rows] int32 number of the request, counted from the first chosen one; [rows] int32 id of
-        the item, for an unknown one the number of all items; [rows] float64 order in the list.
+        request: [rows] int32 number of the request, counted from the first chosen one.
+        item: [rows] int32 id of the item; for an unknown item the number of all items, which is no
+            id.
+        order: [rows] float64 order in the list.
     """
-    # _find_index returns where in the names each text stands, -1 if nowhere. Ids of items are
-    # places in their names. Id 0 is padding and no item, so its name is a null, which no text is.
+    # The id of an item is the index of its name. Id 0 is padding, whose name is not that of an
+    # item, so None stands in its place.
     item_names = pa.array([None, *requests.item_names[1:]], pa.string())
     request_names = pa.array(requests.names[chosen])
     blocks = []
     for rows in predictions.read_rows():
-        index = _find_index(rows.requests, request_names)
-        is_chosen = index >= 0
-        items = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
-        items = np.where(items > 0, items, np.int32(len(item_names)))
-        blocks.append((index[is_chosen], items, rows.order[is_chosen]))
+        # _find_index returns the index of each text in the names, and -1 if it is not among them.
+        numbers = _find_index(rows.requests, request_names)
+        is_chosen = numbers >= 0
+        ids = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
+        is_known = ids > 0  # an unknown item has -1, and an empty one 0
+        ids = np.where(is_known, ids, np.int32(len(item_names)))
+        blocks.append((numbers[is_chosen], ids, rows.order[is_chosen]))
+
+    # Join the blocks, a triple of arrays each, into one triple.
     request, item, order = map(np.concatenate, zip(*blocks, strict=True))
     return request, item, order

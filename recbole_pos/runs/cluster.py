@@ -190,13 +190,20 @@ class RayRuns:
     """
 
     def __init__(self, address: str | None) -> None:
-        """Join the cluster at an address, or start one on this machine if it is None."""
-        # ``local_runs.LocalRuns`` has methods of these names, so that either can be used.
+        """Join the cluster at an address, or start one on this machine.
+
+        Args:
+            address: ``auto`` or HOST:PORT of the cluster; None to start one here.
+        """
+        # False if this process was in a cluster already, which ``stop`` then must not leave.
         self.is_started = connect(address)
-        self.choose_resources = choose_resources
-        self.count_concurrent_runs = count_concurrent_runs
-        self.start = start_run
-        self.share = ray.put
+
+        # ``local_runs.LocalRuns``, which starts runs as processes of this machine, has methods of
+        # these names, so that callers can use either class. Here they are functions:
+        self.choose_resources = choose_resources  # returns the CPUs and GPUs of each run
+        self.count_concurrent_runs = count_concurrent_runs  # returns how many runs fit at a time
+        self.start = start_run  # starts a run and returns Ray's reference to it
+        self.share = ray.put  # stores data once for all runs and returns a reference to them
 
     def wait(self, runs: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Wait up to a second for a run to end, and yield it with the facts that it returned.

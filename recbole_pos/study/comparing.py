@@ -24,6 +24,7 @@ from recbole_pos.config.arguments import (
     split_keywords,
 )
 from recbole_pos.config.checks import as_list, list_metrics
+from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
 from recbole_pos.data.candidates import describe_candidates
@@ -55,7 +56,6 @@ from recbole_pos.study.results import (
 )
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.scoring import judge_rows, list_judged_runs
-from recbole_pos.study.statistics import is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
 from recbole_pos.values import listed

@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ _NOT_READ = (
     *("model", "init_from", "mask_history"),
     *("metrics", "topk", "valid_metric", "metric_decimal_place", "valid_users"),
 )
+# Options in which runs must be equal, if they are compared without a plan that says so.
+_SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 # Stands for code whose text cannot be read, so that its digest is another in every process.
 _PROCESS = uuid.uuid4().hex
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that are not the user's
@@ -203,6 +205,54 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
             # ``source.error`` makes a UsageError that begins with the file and line of the row.
             raise plan.source.error(("rows", name), f"configuration {name}: {problem}") from error
     return configs
+
+
+def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a name for each run: its model, and the options in which that model's runs differ.
+
+    Two SASRec runs with one and two heads are named ``SASRec (n_heads: 1)`` and ``SASRec (n_heads:
+    2)``. Runs that differ only in the seed, or in options without an effect, get the same name.
+    """
+    # Options that may be part of a name: all but the seed and those that do not change results
+    # (INDIFFERENT). The options STARTS, such as init_from, name a run whose weights training starts
+    # from. Each seed starts from another run, so the name only says whether there is one.
+    unnamed = {*INDIFFERENT, "seed"}
+    named = []  # options of each run that may be part of its name
+    for config in configs:
+        options = {key: value for key, value in config.items() if key not in unnamed}
+        named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
+
+    # Name the options that differ between runs of the same model.
+    names = []
+    for options in named:
+        same_model = [other for other in named if other["model"] == options["model"]]
+        differing = [
+            f"{key}: {value}"
+            for key, value in options.items()
+            if any(other.get(key) != value for other in same_model)
+        ]
+        names.append(options["model"] + (f" ({', '.join(differing)})" if differing else ""))
+    return names
+
+
+def require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Require that runs have the same options of data, split and targets (_SHARED).
+
+    Args:
+        paths: folders of the runs, for the message.
+        configs: options of each run.
+
+    Raises:
+        UsageError: naming the first run that differs from the first of all.
+    """
+    first_config, *_ = configs
+    for path, config in zip(paths, configs, strict=True):
+        for key in _SHARED:
+            if config.get(key) != first_config.get(key):
+                raise UsageError(
+                    f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
+                    f"{config.get(key)} and {first_config.get(key)}"
+                )
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:

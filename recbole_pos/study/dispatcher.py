@@ -51,7 +51,7 @@ class ActiveRuns:
     def __init__(
         self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
-        """Pack the code of custom models, and find the commit. No run is active yet.
+        """Collect what the training runs of a study need. None is started before :meth:`train`.
 
         Args:
             scheduler: decides which run is next, and records how runs ended.
@@ -61,12 +61,25 @@ class ActiveRuns:
         """
         self.scheduler, self.folder = scheduler, scheduler.folder
         self.args, self.reporter = args, reporter
+
+        # What every run gets: the code of its model, as bytes, if the model is a class of the
+        # user's script, which the process of the run cannot import (else no bytes); and the commit
+        # of this package, which is written into its results.
         self.code = {model: pack(model) for model in models}
         self.commit = find_commit()
-        self.processes: Any = None  # ``train`` sets it, and the resources
+
+        # ``train`` replaces these two: a LocalRuns or RayRuns, which starts processes on this
+        # machine or in a cluster; and the numbers of CPUs and GPUs that each run gets.
+        self.processes: Any = None
         self.resources = Resources()
+
+        # Process of a run in progress -> its job (run to train) and its start time, in seconds;
+        # and the training times of the finished runs, in seconds, from which the rest is estimated.
         self.running: dict[Any, tuple[Job, float]] = {}
         self.durations: list[float] = []
+
+        # Datasets in the form in which processes get them, each made only once. The key is a hash
+        # of the options of the data, and whether test interactions are in it.
         self.shared: dict[tuple[str, bool], Any] = {}
 
     def train(self) -> None:

@@ -58,54 +58,72 @@ class PairNoise:
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
         """Estimate the noise of the difference of two rows (configurations) from trained runs.
 
+        Each unit (user) has one difference: its mean over the seeds of the row, less its mean over
+        the seeds of the reference. Over the units, this difference has the variance
+
+            unit_variance = true_variance + num_units * seed_part
+            seed_part = row_noise.within / n_row + reference_noise.within / n_reference
+
+        where n is the number of seeds of a row. ``true_variance`` is that of the units' true
+        differences, which more seeds do not reduce; it is solved for here. The second part is
+        noise: a unit reacts to each seed in its own way. Its ``within`` is the variance that this
+        gives to the mean of one run over all units, so that of a single unit is ``num_units``
+        times as large.
+
         Args:
             row, reference: [seeds, units] values of a metric for the same units (users), with two
                 seeds or more. The same array twice stands for a row that is as noisy as the
                 reference.
         """
-        sides = SeedNoise.from_values(row), SeedNoise.from_values(reference)
-
-        # The mean of a unit over n seeds varies between units by its true difference (d) and by
-        # what is left of the noise within a seed (e1 / n + e2 / n). So subtract the latter; e is
-        # ``within`` times U.
+        row_noise, reference_noise = SeedNoise.from_values(row), SeedNoise.from_values(reference)
         _, num_units = row.shape
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
-        row_side, reference_side = sides
-        seed_part = row_side.within / len(row) + reference_side.within / len(reference)
-        true_variance = max(unit_variance - seed_part * num_units, 0.0)
-        # The same runs, given for both rows, are only one estimate of the noise.
+        seed_part = row_noise.within / len(row) + reference_noise.within / len(reference)
+        true_variance = max(unit_variance - seed_part * num_units, 0.0)  # no variance is negative
+
+        # The average noise of both rows. If one array stands for both, it counts once.
         pooled = SeedNoise.pool([row] if row is reference else [row, reference])
-        return cls(num_units, true_variance, sides, pooled)
+        return cls(num_units, true_variance, (row_noise, reference_noise), pooled)
 
     def predict_detectable(self, num_seeds: int) -> float:
         """Return the minimum detectable difference of a study with some number of seeds.
 
         It is the true difference with which 80% of such studies have a 95% confidence interval that
-        excludes zero. A study of several seeds estimates the noise between them itself. A study of
-        one seed takes it from the runs that exist, and then assumes that a new row is as noisy.
+        excludes zero. It follows from the standard error of the difference of two rows'
+        (configurations') means, the square root of
+
+            unit_variance + (between_1 - within_1) / num_seeds + (between_2 - within_2) / num_seeds
+            unit_variance = difference / num_units + (within_1 + within_2) / num_seeds
+
+        ``difference`` is the variance of the true differences of single users. Row i has
+        ``between_i``, the variance of its runs' means by their seeds, and ``within_i``, the part of
+        that which comes from users who react differently to a seed; ``unit_variance`` has it
+        already.
 
         Args:
-            num_seeds: number of seeds of both rows (configurations), n in the formula.
+            num_seeds: number of seeds of both rows.
 
         Returns:
             The difference; nan if nothing varies.
         """
-        # What the seeds add to the variance of the difference.
-        if (
-            num_seeds > 1
-        ):  # each side has 1 / n of its noise, estimated with n - 1 degrees of freedom
-            noises = [replace(side, df=num_seeds - 1).scale(1 / num_seeds) for side in self.sides]
-        elif self.pooled is None:
-            noises = []
-        else:  # both sides take the pooled noise, which grows with the mean metric of the side
-            factors = [self.pooled.compute_factor(side.level) for side in self.sides]
-            noises = [self.pooled.scale(sum(factors))]
-
-        # The variance between units, d / U + (e1 + e2) / (n U).
         within = sum(side.within for side in self.sides)
         unit_variance = self.difference / self.num_units + within / num_seeds
+
+        # With several seeds, a study estimates the noise of each row itself, with one degree of
+        # freedom fewer than seeds. ``scale`` multiplies both variances, between and within.
+        if num_seeds > 1:
+            noises = [replace(side, df=num_seeds - 1).scale(1 / num_seeds) for side in self.sides]
+        # With one seed, both rows take the average noise of the runs that exist. ``compute_factor``
+        # makes it larger for a row with a higher metric (its mean is ``level``).
+        elif self.pooled is not None:
+            factors = [self.pooled.compute_factor(side.level) for side in self.sides]
+            noises = [self.pooled.scale(sum(factors))]
+        else:  # no run depends on its seed
+            noises = []
+
+        # combine_noise adds ``between - within`` of each noise to ``unit_variance``. The difference
+        # itself has no influence on what is detectable, so 0 stands in its place.
         error, df = combine_noise(unit_variance, self.num_units, noises)
-        # Only error and degrees of freedom matter for what is detectable.
         return Estimate(difference=0.0, error=error, df=df, seed_noise="own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:
@@ -123,9 +141,10 @@ class PairNoise:
 def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:
     """Return a table of the minimum detectable differences of a study, by its number of seeds.
 
-    A line is a number of seeds from 1 to 10. A column is a pair of rows (configurations): the
-    reference and a row that has been trained. In the first column the other row is like the
-    reference: its runs have the same noise and find the same targets.
+    A line is a number of seeds from 1 to 10. A column is about the difference of a row (a
+    configuration) from the reference. The first column, "like <reference>", is about a row that
+    is still to be trained: it is assumed to be as noisy as the reference. The others are about rows
+    that have been trained.
 
     Args:
         results: results with at least two seeds of the reference.
@@ -137,8 +156,10 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
     """
     table = results.plan.tables[0]
     metric, reference = table.metrics[0], table.reference
-    noises = _estimate_noises(results, metric, reference)
+    noises = _estimate_noises(results, metric, reference)  # name of a column -> its PairNoise
 
+    # One column of numbers for each, and perhaps a last line with the number of seeds that
+    # ``wanted`` takes (None if even 500 seeds are too few).
     seeds = [str(number) for number in range(1, _MOST_SEEDS + 1)]
     seeds[0] += "†"  # the mark of a note below the table
     columns = {"seeds of each": seeds}
@@ -155,10 +176,10 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
         f"{format_metric(metric)} of {first_noise.num_units:,} {results.plan.unit}s. A difference "
         "of this size is found by 80% of studies; Holm's correction over several rows needs a "
         "larger one.",
-        f"First column: as if another system found the targets of {reference} and differed from "
-        "it by its level only. It is a lower bound. The other columns are of rows that have run.",
+        f"First column: a new system that finds the same targets as {reference} and is as noisy. "
+        "Real systems differ more, so it is a lower bound. The other columns are of trained rows.",
         "† one seed: the interval takes the noise between seeds of the runs that exist, and is too "
-        "narrow for a noisier system; it can exclude 0, but gets no star. Two seeds do.",
+        "narrow for a noisier system. A difference gets a star only with two seeds or more.",
         "The noise of seeds is estimated from few of them and is uncertain.",
     )
     title = f"Minimum detectable difference from {reference} at 80% power"

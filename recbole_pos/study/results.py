@@ -16,20 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from recbole_pos.config.posconfig import STARTS
+from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.data.candidates import warn_of_repeats
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import REQUEST_TIME_WARNING, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
-from recbole_pos.study.plan import COLD, METRICS, Plan, TablePlan, list_fits, name_bins
-from recbole_pos.study.statistics import (
-    DIFFERENCES,
-    RankTable,
-    compute_differences,
-    compute_means,
-    is_from_ranks,
+from recbole_pos.study.configs import (
+    name_rows,
+    require_same_candidates,
+    require_same_data,
+    require_twins,
 )
+from recbole_pos.study.plan import COLD, METRICS, Plan, TablePlan, list_fits, name_bins
+from recbole_pos.study.statistics import DIFFERENCES, ONE_BIN, RankTable, compute_differences
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFacts, StudyFolder, read_curve
 from recbole_pos.yaml_files import read_yaml
 
@@ -40,8 +39,6 @@ COLD_TARGETS = ", cold targets"
 # Columns of a table of means.
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 _VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a table must not mix
-# Options in which runs must be equal, if they are compared without a plan that says so.
-_SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 
 
 class Run(NamedTuple):
@@ -196,6 +193,31 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[Any, Any]) -> dict[str, dic
     return masks
 
 
+def compute_means(
+    table: RankTable, metric: str, bins: Mapping[str, np.ndarray | slice] = ONE_BIN
+) -> pd.DataFrame:
+    """Return the mean of a metric of each row (a configuration), over its seeds and all targets.
+
+    Args:
+        table, metric: ranks of the targets in all runs, and a name such as ``ndcg@10``.
+        bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
+
+    Returns:
+        One line per row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
+        bin), deviation (between seeds; nan for a single seed), seeds, targets, units (users).
+    """
+    lines = []
+    for bin_name, mask in bins.items():
+        totals, num_targets = table.sum_gains(metric, mask)
+        units, targets = len(num_targets), int(num_targets.sum())
+        for row, row_totals in totals.items():  # [seeds, units] sums of the targets' gains
+            by_seed = pd.Series(row_totals.sum(1) / targets if units else np.nan)
+            line = {"row": row, "metric": metric, "bin": bin_name, "mean": by_seed.mean()}
+            line |= {"deviation": by_seed.std(), "seeds": len(row_totals)}
+            lines.append({**line, "targets": targets, "units": units})
+    return pd.DataFrame(lines)
+
+
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     """Return the mean of a metric over the seeds, one line for each row (configuration) of a table.
 
@@ -217,14 +239,14 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     # Rows whose runs have ranks.
     ranked = [row for row in table.rows if is_from_ranks(metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
-        frames.append(compute_means(results.ranks, metric).set_index("row").loc[ranked])
+        means = compute_means(results.ranks, metric).set_index("row")
+        frames.append(means.loc[ranked].reset_index())
 
     # The other rows, if their runs have reported the metric.
     if metric in results.runs.columns:
         reported = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
         by_row = reported.dropna(subset=[metric]).groupby("row", sort=False)[metric]
-        frames.append(by_row.agg(mean="mean", deviation="std", seeds="size"))
-    frames = [frames[0], *(frame.reset_index() for frame in frames[1:])]
+        frames.append(by_row.agg(mean="mean", deviation="std", seeds="size").reset_index())
     return concatenate(frames).assign(metric=metric).reindex(columns=_MEANS)
 
 
@@ -233,7 +255,8 @@ def _average_cold_targets(
 ) -> pd.DataFrame:
     """Return the mean recall of cold targets, which are items without training interactions.
 
-    Only models that read content (vectors or features of items) can find such items.
+    Only models that read content (vectors or features of items) can find such items. The recall is
+    computed from the ranks of the test targets, so it needs rows whose runs have saved them.
 
     Args:
         results: results of the study; the popularity of a test target is its number of training
@@ -242,8 +265,10 @@ def _average_cold_targets(
         ranked: names of its rows (configurations) whose runs have ranks.
 
     Returns:
-        One line for each of these rows, as of :func:`_average_metric`. Empty if no configuration of
-        the table reads content, or if no target is cold.
+        One line for each row in ``ranked``, in this order, with the columns of
+        :func:`_average_metric`; the metric is called, for example, ``recall@10, cold targets``.
+        Empty if no row of the table reads content, if no target is cold, or if the first metric of
+        the table is not one that ranks give.
     """
     main, ranks = table.metrics[0], results.ranks
     options = [results.plan.make_options(row) for row in table.rows]
@@ -251,10 +276,14 @@ def _average_cold_targets(
     if ranks is None or not reads_content or not is_from_ranks(main):
         return pd.DataFrame(columns=_MEANS)
 
-    metric = f"recall@{main.partition('@')[2]}"
-    cold = {"cold": ranks.targets["popularity"].to_numpy() == 0}  # a single bin of targets
-    means = compute_means(ranks, metric, cold).set_index("row").loc[list(ranked)].reset_index()
-    means = means[means["targets"] > 0]
+    _, _, cutoff = main.partition("@")
+    metric = f"recall@{cutoff}"
+    # compute_means takes bins of targets, and returns a line for each row of the study and bin.
+    # Here cold targets are the only bin. Its line is left out if no target is in it.
+    is_cold = ranks.targets["popularity"].to_numpy() == 0  # [targets]
+    means = compute_means(ranks, metric, {"cold": is_cold}).set_index("row").loc[list(ranked)]
+    means = means[means["targets"] > 0].reset_index()
+    # COLD_TARGETS is the text ", cold targets"; reindex puts the columns into the order _MEANS.
     return means.assign(metric=metric + COLD_TARGETS).reindex(columns=_MEANS)
 
 
@@ -357,25 +386,19 @@ def read_runs(paths: Sequence[Path]) -> tuple[dict[str, Any], StudyFacts, list[R
     """
     configs = [_read_finished_config(path) for path in paths]
     results = [read_result(RunFolder(path)) for path in paths]
-    names = _name_rows(configs)
+    names = name_rows(configs)  # one for each run; runs that differ in the seed only share it
     first_config, first_result = configs[0], results[0]
 
-    # Refuse runs whose metrics are not comparable, since only some models know the time of the
-    # request, since they rank different items, or since options of the data (_SHARED) differ.
+    # Metrics can be compared only if all runs have the same data and split, if all rank the same
+    # items (``candidates`` says which, in words), and if either all models know the time of the
+    # request or none does.
+    require_same_data(paths, configs)
+    candidates = [result.candidates for result in results]
+    require_same_candidates(dict(zip(map(str, paths), candidates, strict=True)))
     require_twins(dict(zip(names, configs, strict=True)))
-    require_same_candidates(
-        {str(path): result.candidates for path, result in zip(paths, results, strict=True)}
-    )
-    for path, config in zip(paths, configs, strict=True):
-        for key in _SHARED:
-            if config.get(key) != first_config.get(key):
-                raise UsageError(
-                    f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
-                    f"{config.get(key)} and {first_config.get(key)}"
-                )
 
-    # The metrics are the default ones (METRICS), after the metric of early stopping, if ranks are
-    # enough for it.
+    # The metrics of the tables: first that of early stopping, if it can be computed from ranks;
+    # then the default ones (METRICS).
     metric = str(first_config.get("valid_metric")).lower()
     metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
 
@@ -435,34 +458,6 @@ def _read_finished_config(path: Path) -> dict[str, Any]:
                 "the run and writes it"
             )
     return read_yaml(run.config)
-
-
-def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name for each run: its model, and the options in which that model's runs differ.
-
-    Two SASRec runs with one and two heads are named ``SASRec (n_heads: 1)`` and ``SASRec (n_heads:
-    2)``. Runs that differ only in the seed, or in options without an effect, get the same name.
-    """
-    # Options that may be part of a name: all but the seed and those that do not change results
-    # (INDIFFERENT). The options STARTS, such as init_from, name a run whose weights training starts
-    # from. Each seed starts from another run, so the name only says whether there is one.
-    unnamed = {*INDIFFERENT, "seed"}
-    named = []  # options of each run that may be part of its name
-    for config in configs:
-        options = {key: value for key, value in config.items() if key not in unnamed}
-        named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
-
-    # Name the options that differ between runs of the same model.
-    names = []
-    for options in named:
-        same_model = [other for other in named if other["model"] == options["model"]]
-        differing = [
-            f"{key}: {value}"
-            for key, value in options.items()
-            if any(other.get(key) != value for other in same_model)
-        ]
-        names.append(options["model"] + (f" ({', '.join(differing)})" if differing else ""))
-    return names
 
 
 def make_results(

@@ -155,33 +155,37 @@ class Scheduler:
         return None
 
     def _explain_failure(self, fit: Fit) -> str:
-        """Return why a fit cannot be trained, because of the fits that it depends on.
+        """Return why a fit (training run) cannot be trained, if a fit that it depends on failed.
 
-        There are two kinds of fits that depend on others. A final fit of a searched row (a
-        configuration) takes the options of the best trial, so it depends on all trials of the row.
-        A fit with a parent starts from the weights of another fit, its parent.
+        ``fit.after`` has the names of the fits that it depends on, and all of them have ended. It
+        is one of three kinds:
+
+        - nothing: the fit can be trained;
+        - one fit, its parent, from whose weights it starts (``fit.has_parent``): it cannot be
+          trained if the parent failed;
+        - all trials of a search for options, of which the best are taken: it cannot be trained if
+          no trial has a validation value, in all of its seeds.
 
         Args:
-            fit: a training run of the plan. All fits that it depends on (``fit.after``, their
-                names) have ended.
+            fit: a training run of the plan.
 
         Returns:
             The reason in words; empty if the fit can be trained.
         """
-        failed = [name for name in fit.after if self.status[name] == FAILED]
+        if not fit.after:
+            return ""
 
-        # Where nothing is trained (in a report), a fit without a run is recorded as failed, for the
-        # reason UNTRAINED. What depends on it has no run either.
-        if any(self.reasons[name] == UNTRAINED for name in failed):
+        # ``self.reasons``: name of a failed fit -> why. A report trains nothing, and counts a fit
+        # without a run as failed for the reason UNTRAINED. This fit then has no run either.
+        reasons = [self.reasons[name] for name in fit.after if self.status[name] == FAILED]
+        if UNTRAINED in reasons:
             return UNTRAINED
 
-        if fit.has_parent:  # ``failed`` has the parent, or nothing
-            return "".join(f"{parent} failed: {self.reasons[parent]}" for parent in failed)
-
-        # If only some trials failed, the best of the others is taken.
-        if fit.after and self.searches[fit.row].find_best() is None:
-            first_trial, *_ = fit.after
-            reason = self.reasons.get(first_trial, "no trial has a validation value")
+        first_name, *_ = fit.after
+        if fit.has_parent:
+            return f"{first_name} failed: {reasons[0]}" if reasons else ""
+        if self.searches[fit.row].find_best() is None:
+            reason = self.reasons.get(first_name, "no trial has a validation value")
             return f"all trials failed; the first one: {reason}"
         return ""
 
@@ -210,45 +214,50 @@ class Scheduler:
         return facts
 
     def _find_trial(self, fit: Fit) -> int | None:
-        """Return the number of the trial whose options a fit of a searched row takes.
+        """Return the number of the trial of a search whose options a fit (training run) takes.
 
-        A trial takes its own options, any other fit of the row those of the best trial. Return None
-        for a row that is not searched, and while no trial is the best.
+        A fit that is a trial itself takes its own options, and any other fit of the row those of
+        the best trial. Return None for a row that is not searched, and while no trial is the best.
         """
         search = self.searches.get(fit.row)
         return search.find_best() if search and fit.trial is None else fit.trial
 
     def _make_job(self, fit: Fit) -> Job:
-        """Return a fit (a training run of the plan) with its configuration and the name of its run.
+        """Return the job of a fit (a training run of the plan): what is trained, and its folder.
 
         Args:
-            fit: the training run. All fits that it depends on have ended, and have not failed.
+            fit: the training run. All fits that it depends on have ended, and have not failed. It
+                may be a trial of a search for options (``fit.trial`` is its number), or the final
+                fit of a row (a configuration), which is tested as well (``fit.trial`` is None).
 
         Returns:
             The fit with its complete configuration and the digest (hash) that names its run folder.
             If nothing has to be trained, also the digest of the run whose weights are tested.
         """
-        if fit.has_parent:
+        if fit.has_parent:  # it starts from the weights of another fit
             return self._make_child_job(fit)
-        is_trial, trial, tested_run = fit.trial is not None, self._find_trial(fit), None
-        options = dict(fit.options)
+
+        # The options. In a row that is searched, a trial adds its own point (combination of values
+        # that the search tries), and a final fit that of the best trial.
+        options, trial, tested_run = dict(fit.options), self._find_trial(fit), None
         if trial is not None:
             options |= self.searches[fit.row].points[trial]
 
-        # If the best trial was trained with this seed, its weights only need to be tested, unless
-        # they have been deleted.
-        if not is_trial and trial is not None:
+        # The best trial may have been trained with the seed of this final fit. Then its weights
+        # only need to be tested, unless they have been deleted.
+        if fit.trial is None and trial is not None:
             for other in self.fits:
                 if (other.row, other.trial, other.seed) == (fit.row, trial, fit.seed):
-                    digest = self.digests.get(other.name, "")
-                    tested_run = digest if self.folder.has_weights(digest) else None
+                    trial_run = self.digests.get(other.name, "")
+                    tested_run = trial_run if self.folder.has_weights(trial_run) else None
 
-        # A trial is not tested, so its digest differs from that of a final fit with equal options.
-        # For very many items adapt_loss replaces the loss CE by SCE, before the digest is made.
+        # The configuration. For very many items adapt_loss replaces the loss CE by SCE.
         config = make_row_config(options)
         dataset = self.prepare(config)
         config.adapt_loss(dataset.item_num - 1)  # without the item of padding
-        digest = digest_run(config, dataset.identity, is_trial)
+
+        # A trial is not tested, so its digest differs from that of a final fit with equal options.
+        digest = digest_run(config, dataset.identity, fit.trial is not None)
         return Job(fit, config, digest, tested_run)
 
     def _make_child_job(self, fit: Fit) -> Job:
@@ -309,10 +318,14 @@ class Scheduler:
             search.values.setdefault(fit.trial, []).append((best_valid or {}).get(search.metric))
 
     def record_finished(self, restore: bool = True) -> None:
-        """Record all finished runs without training any; the other fits count as failed.
+        """Record how far a study has come, without training anything.
 
-        ``next_job`` records the fits (runs of the plan) that are finished, and returns the first
-        one that is not. That one is recorded here, and so on until none is left.
+        A fit is a training run that the plan of the study asks for. Each fit with a finished run is
+        recorded as done, and each other one as failed, for the reason "not trained" (UNTRAINED).
+
+        ``next_job`` looks through the fits. It records those with a finished run itself, and
+        returns the first one that has to be trained. Here that one is recorded as failed instead,
+        and ``next_job`` is called again, until it returns None.
 
         Args:
             restore: whether runs of packed studies (``--known``), which others have trained, are
@@ -372,21 +385,29 @@ class RowSearch:
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
-        """Read the metric of the row's model, and the options of the trials from the row's grid.
+        """List the trials of the row's search. None of them has a result yet.
 
         Args:
             plan: the study.
-            name: name of the row, which has a grid.
+            name: name of the row (a configuration) that has a grid: option -> values to try.
 
         Raises:
             UsageError: for an option that the row's model does not take.
         """
-        # The configuration of the first trial, whose metric is taken for all.
+        # The metric by which trials are compared, such as "ndcg@10". All trials have the same one,
+        # so it is read from the options of the first. ``valid_metric_bigger`` is RecBole's option
+        # that says whether a higher value is better.
         config = make_row_config(plan.make_first_options(name))
         self.metric = str(config["valid_metric"]).lower()
-        self.select = max if config["valid_metric_bigger"] else min  # RecBole's name
-        self.num_seeds = len(plan.trial_seeds)
+        self.select = max if config["valid_metric_bigger"] else min
+
+        # Options of trial i: points[i], one combination of the values in the grid. Each trial is
+        # trained with so many seeds.
         self.points = list_points(plan.rows[name].grid or {})
+        self.num_seeds = len(plan.trial_seeds)
+
+        # Number of a trial -> its best validation values, one for each seed that has ended (None if
+        # its training failed). ``Scheduler.end`` fills it.
         self.values: dict[int, list[float | None]] = {}
 
     def find_best(self) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import list_warnings
 from recbole_pos.referee.judge import Judgement, judge
@@ -29,7 +30,6 @@ from recbole_pos.runs import DONE
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.report import Report
 from recbole_pos.study.results import RUN_FOLDERS, Run, make_results, read_runs
-from recbole_pos.study.statistics import is_from_ranks
 from recbole_pos.study.study_file import METRIC_NAMES, make_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFacts
 

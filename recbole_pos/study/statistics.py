@@ -1,7 +1,7 @@
-"""Statistics of a study: metrics from ranks, means over seeds, differences and their errors.
+"""Statistics of a study: differences of its rows in a metric, their errors and tests.
 
-Input are the ranks of the test targets in several runs (:class:`RankTable`). Output are tables with
-one line per row of the study (a configuration): :func:`compute_means`, :func:`compute_differences`.
+Input are the ranks of the test targets in several runs (:class:`RankTable`). Output is a table with
+one line per row of the study (a configuration), see :func:`compute_differences`.
 
 Runs with several seeds on the same units (users, sessions) are a two-way layout with crossed random
 effects. The value of seed s and unit u is ``mean + a[s] + b[u] + e[s, u]``, and the grand mean over
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes long to import
 
+from recbole_pos.config.metrics import compute_gains
 from recbole_pos.errors import UsageError
 
 LEVEL = 0.95  # of confidence intervals
@@ -41,40 +41,7 @@ DIFFERENCES = [
     *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
     *("seeds", "reference_seeds", "targets", "units"),
 ]
-# Metric -> gain of ranks below the cutoff k; a target is the only relevant item of its list.
-_GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "hit": lambda rank, k: np.ones_like(rank),
-    "recall": lambda rank, k: np.ones_like(rank),
-    "precision": lambda rank, k: np.ones_like(rank) / k,
-    "ndcg": lambda rank, k: 1 / np.log2(rank + 2),
-    "mrr": lambda rank, k: 1 / (rank + 1),
-    "map": lambda rank, k: 1 / (rank + 1),
-}
-_METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
 _OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")  # of targets, if a run has them
-
-
-def is_from_ranks(metric: str) -> bool:
-    """Return whether a metric's name (``ndcg@10``) is one that :func:`compute_gains` knows."""
-    match = _METRIC.fullmatch(metric.lower())
-    return match is not None and match[1] in _GAINS
-
-
-def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return how much each test target adds to a metric; the mean over targets is the metric.
-
-    For ``ndcg@2``, targets at the ranks [0, 1, 2] have the gains [1, 0.63, 0].
-
-    Args:
-        rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
-            ties, infinity for a target that cannot be ranked. The gains have the same shape.
-        metric: name and cutoff, such as ``ndcg@10``, for which :func:`is_from_ranks` is true.
-    """
-    name, _, cutoff = metric.lower().partition("@")
-    rank, k = np.asarray(rank, dtype=float), int(cutoff)
-    compute_gain = _GAINS[name]  # function of ranks below k: 1 / log2(rank + 2) for ndcg
-    with np.errstate(invalid="ignore"):  # of infinite ranks, whose gain is 0 whatever comes out
-        return np.where(rank < k, compute_gain(rank, k), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,26 +169,38 @@ class SeedNoise:
     def from_values(cls, values: np.ndarray) -> SeedNoise:
         """Estimate the noise of seeds from the values of a metric in several runs.
 
+        A value is ``values[s, u] = mean + a[s] + b[u] + e[s, u]``, with the effects a of the seed
+        and b of the unit (user), and the residual e. ``between``, the variance of the seeds' means,
+        estimates ``var(a) + var(e) / num_units``. Its second part is ``within``.
+
         Args:
             values: [seeds, units] values of two seeds or more.
         """
-        # Residuals: what is left of each value without the effects of its seed and its unit (user).
-        # ``within`` is the part that they have in the variance of a run's mean over all units.
         num_seeds, num_units = values.shape
-        seed_means = values.mean(1, keepdims=True)
-        unit_means = values.mean(0, keepdims=True)
+        seed_means = values.mean(1, keepdims=True)  # [seeds, 1]
+        unit_means = values.mean(0, keepdims=True)  # [1, units]
+        level, df = float(values.mean()), num_seeds - 1
+        between = float(seed_means.var(ddof=1))
+
+        # var(e) is the sum of squares over its degrees of freedom, (seeds - 1) * (units - 1).
         residuals = values - seed_means - unit_means + values.mean()
-        df = num_seeds - 1
-        between, level = float(seed_means.var(ddof=1)), float(values.mean())
-        within = float((residuals**2).sum() / (df * max(num_units - 1, 1)) / num_units)
-        return cls(between, within, df, level)
+        residual_variance = (residuals**2).sum() / (df * max(num_units - 1, 1))
+        return cls(between, float(residual_variance / num_units), df, level)
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
         """Average the noise of several rows (configurations), weighted by degrees of freedom.
 
-        Rows whose runs are all equal are left out, such as Pop, which does not depend on the seed.
-        Return None if no row (values [seeds, units]) has two seeds with different values.
+        Three numbers are averaged: ``between``, the variance of a row's means by seed; ``within``,
+        the part of it that comes from single units (users); and ``level``, the mean of the metric.
+        The degrees of freedom of the average, ``df``, are the sum of those of the rows.
+
+        Args:
+            rows: for each row its values [seeds, units]. Rows with equal values in all seeds are
+                left out, such as those of Pop, which does not depend on the seed.
+
+        Returns:
+            The average; None if no row has two seeds with different values.
         """
         noises = []
         for values in rows:
@@ -232,9 +211,9 @@ class SeedNoise:
         if not noises:
             return None
 
-        parts = [(noise.between, noise.within, noise.level) for noise in noises]
+        numbers = [(noise.between, noise.within, noise.level) for noise in noises]
         dfs = [noise.df for noise in noises]
-        between, within, level = np.average(parts, axis=0, weights=dfs)
+        between, within, level = np.average(numbers, axis=0, weights=dfs)
         return cls(between, within, sum(dfs), level)
 
     def scale(self, factor: float) -> SeedNoise:
@@ -289,16 +268,21 @@ class Estimate:
         return self.error * float(quantiles.sum())
 
     def describe(self, difference: float) -> dict[str, Any]:
-        """Return the columns of a table of differences that follow from the estimate.
+        """Return what a table of differences shows of this estimate, column -> value.
+
+        This estimate was made from a value for each user (:func:`compute_pseudo_values`). Where
+        users have different numbers of test targets, the difference of these values' means is not
+        quite that of the means over all targets, which the table shows. So the table gets
+        ``difference``, and the interval is moved there, with the same width. The standard error,
+        the p-value and the minimum detectable difference are those of this estimate.
 
         Args:
-            difference: the difference of the means over targets, which the table shows. The
-                estimate is of means over pseudo-values, which are not quite the same where users
-                have different numbers of targets. The interval is moved to this difference.
+            difference: difference of the two rows' means over all test targets.
         """
-        low, high = replace(self, difference=difference).interval
-        columns = {"difference": difference, "low": low, "high": high, "p_t": self.p}
-        return {**asdict(self), **columns, "detectable": self.detectable}
+        shown = replace(self, difference=difference)
+        low, high = shown.interval
+        columns = {"low": low, "high": high, "p_t": self.p, "detectable": self.detectable}
+        return {**asdict(shown), **columns}  # also difference, error, df and seed_noise
 
 
 def estimate_difference(
@@ -308,6 +292,9 @@ def estimate_difference(
     is_coupled: bool = False,
 ) -> Estimate:
     """Estimate the difference of two rows (configurations) and its standard error.
+
+    The error has two sources: that of the units (users), and that of the seeds, which
+    :class:`SeedNoise` describes as the variance of a row's means by seed.
 
     Args:
         row, reference: [seeds, units] values of a metric for the same units.
@@ -321,17 +308,18 @@ def estimate_difference(
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
 
-    # The noise that coupled rows share cancels out in the differences of their pairs of seeds, so
-    # only the noise of these counts. A single pair shows none; then the rows count as independent.
+    # Two independent rows each have noise of their own: two sides. Of coupled rows, subtract seed s
+    # of one from seed s of the other: the noise that they share cancels out, and a single side is
+    # left. One pair of seeds cannot show any noise, so such rows count as independent.
     uses_pairs = is_coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if uses_pairs else [row, reference]
 
-    # The noise of each side with several seeds. A mean over n seeds has 1 / n of its variance.
+    # A side with several seeds shows its own noise. Its mean over n seeds has 1 / n of it.
     noises = [SeedNoise.from_values(side).scale(1 / len(side)) for side in sides if len(side) > 1]
 
-    # Sides with one seed take the pooled noise, times a factor that grows with their mean metric.
-    # If both sides take it, it is still a single estimate, so it is added once, with the sum of the
-    # two factors.
+    # A side with one seed takes the pooled noise, times a factor that is larger for a row with a
+    # higher metric (``compute_factor``). If both sides take it, the two variances are multiples of
+    # the same estimate. They are added here to one noise, with its degrees of freedom.
     seed_noise = "own"
     levels = [float(side.mean()) for side in sides if len(side) == 1]
     if levels and pooled is None:
@@ -340,8 +328,9 @@ def estimate_difference(
         seed_noise = "pooled"
         noises.append(pooled.scale(sum(pooled.compute_factor(level) for level in levels)))
 
-    unit_differences = row.mean(0) - reference.mean(0)
-    unit_variance = float(unit_differences.var(ddof=1)) / num_units  # of their mean
+    # The error of the mean over units, and both sources together.
+    unit_differences = row.mean(0) - reference.mean(0)  # [units]
+    unit_variance = float(unit_differences.var(ddof=1)) / num_units
     error, df = combine_noise(unit_variance, num_units, noises)
     if not (row.any() or reference.any()):
         # Zeros only, as where no cold item is found, do not mean that the estimate is precise.
@@ -354,18 +343,20 @@ def combine_noise(
 ) -> tuple[float, float]:
     """Return the standard error of a difference of two means, and its degrees of freedom.
 
-    With the variance u that comes from the units (users), and the noise of each side's seeds with
-    the variance b (``between``), of which u covers the part w (``within``) already, the variance of
-    the difference is the sum
+    The variance of the difference comes from the units (users) and from the seeds of each noise:
 
-        v = u + (b1 - w1) + (b2 - w2)
+        variance = unit_variance + (between_1 - within_1) + (between_2 - within_2)
 
-    Satterthwaite's degrees of freedom of such a sum are
+    ``between`` is the variance that different seeds give to a mean. ``within`` is the part of it
+    that comes from single units. It is subtracted, since ``unit_variance`` has it already.
 
-        v^2 / (u^2 / (number of units - 1) + b1^2 / df1 + b2^2 / df2)
+    Each term is estimated with degrees of freedom of its own. By Satterthwaite's approximation, the
+    degrees of freedom of their sum are
+
+        variance^2 / (unit_variance^2 / (num_units - 1) + between_1^2 / df_1 + between_2^2 / df_2)
 
     Args:
-        unit_variance: variance of the difference that comes from the units, u.
+        unit_variance: variance of the difference that comes from the units.
         num_units: number of units.
         noises: noise of the seeds in the difference, of two sides, one or none.
 
@@ -380,8 +371,8 @@ def combine_noise(
 
     denominator = unit_variance**2 / (num_units - 1)
     denominator += sum(noise.between**2 / noise.df for noise in noises)
-    # Subtracting w can make the formula smaller than the degrees of freedom of each part, which
-    # those of a sum never are.
+    # A sum never has fewer degrees of freedom than the term with the fewest. The formula can give
+    # fewer, since ``within`` is subtracted in its numerator only.
     lowest = min([num_units - 1, *(noise.df for noise in noises)])
     return math.sqrt(variance), float(max(variance**2 / denominator, lowest))
 
@@ -464,31 +455,6 @@ def correct_by_holm(p: np.ndarray) -> np.ndarray:
     return corrected
 
 
-def compute_means(
-    table: RankTable, metric: str, bins: Mapping[str, np.ndarray | slice] = ONE_BIN
-) -> pd.DataFrame:
-    """Return the mean of a metric of each row (a configuration), over its seeds and all targets.
-
-    Args:
-        table, metric: ranks of the targets in all runs, and a name such as ``ndcg@10``.
-        bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
-
-    Returns:
-        One line per row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
-        bin), deviation (between seeds; nan for a single seed), seeds, targets, units (users).
-    """
-    lines = []
-    for bin_name, mask in bins.items():
-        totals, num_targets = table.sum_gains(metric, mask)
-        units, targets = len(num_targets), int(num_targets.sum())
-        for row, row_totals in totals.items():  # [seeds, units] sums of the targets' gains
-            by_seed = pd.Series(row_totals.sum(1) / targets if units else np.nan)
-            line = {"row": row, "metric": metric, "bin": bin_name, "mean": by_seed.mean()}
-            line |= {"deviation": by_seed.std(), "seeds": len(row_totals)}
-            lines.append({**line, "targets": targets, "units": units})
-    return pd.DataFrame(lines)
-
-
 def compute_differences(
     table: RankTable,
     metric: str,
@@ -499,10 +465,9 @@ def compute_differences(
 ) -> pd.DataFrame:
     """Return the difference of each row (a configuration) from the reference, paired by target.
 
-    :func:`estimate_difference` gives the difference with its interval and t-test, and
-    :func:`flip_signs` a second p-value. The larger of the two p-values counts. A difference gets a
-    star if its p-value is below 0.05 after Holm's correction over all lines, and both sides have
-    two seeds or more.
+    There are two tests, a t-test and a test by sign flips, and the larger of their p-values counts.
+    A difference gets a star if its p-value is below 0.05 after Holm's correction over all lines,
+    and both sides have two seeds or more.
 
     Args:
         table, metric: ranks of the test targets in all runs, and a name such as ``ndcg@10``.
@@ -516,37 +481,10 @@ def compute_differences(
         One line per row and bin, with the columns of ``DIFFERENCES``. A bin without targets only
         has names and counts.
     """
-    lines: list[dict[str, Any]] = []
+    lines = []  # one mapping of columns per line
     for bin_name, mask in bins.items():
-        # row -> [seeds, units] sums over each unit's targets; [units] numbers of these targets
-        totals, num_targets = table.sum_gains(metric, mask)
-        pooled = _pool_noise(totals, num_targets, are_coupled)
-        bin_lines, unit_differences = [], []
-        for row in rows:
-            is_coupled = are_coupled(row, reference)
-            row_sums, reference_sums = _select_seeds(table, totals, row, reference, is_coupled)
-            line: dict[str, Any] = {"row": row, "reference": reference, "metric": metric}
-            line |= {"bin": bin_name, "targets": num_targets.sum(), "units": len(num_targets)}
-            line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
-            bin_lines.append(line)
-            if len(num_targets) == 0:
-                continue
-            estimate = estimate_difference(
-                compute_pseudo_values(row_sums, num_targets),
-                compute_pseudo_values(reference_sums, num_targets),
-                pooled,
-                is_coupled,
-            )
-            # [units] difference of the sums over a unit's targets, on average over the seeds
-            unit_difference = row_sums.mean(0) - reference_sums.mean(0)
-            unit_differences.append(unit_difference)
-            line |= estimate.describe(float(unit_difference.sum() / num_targets.sum()))
-
-        if unit_differences:
-            p_flips = flip_signs(np.stack(unit_differences, axis=1))
-            for line, p in zip(bin_lines, p_flips, strict=True):
-                line["p_flips"] = p
-        lines += bin_lines
+        for line in _compare_in_bin(table, metric, reference, rows, mask, are_coupled):
+            lines.append({**line, "reference": reference, "metric": metric, "bin": bin_name})
 
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p"] = frame[["p_t", "p_flips"]].max(axis=1)  # without those that are nan
@@ -555,23 +493,78 @@ def compute_differences(
     return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))  # LEVEL is 0.95
 
 
+def _compare_in_bin(
+    table: RankTable,
+    metric: str,
+    reference: str,
+    rows: Sequence[str],
+    mask: np.ndarray | slice,
+    are_coupled: Callable[[str, str], bool],
+) -> list[dict[str, Any]]:
+    """Compare rows with the reference over the test targets of one bin (group of targets).
+
+    Args:
+        table, metric, reference, rows, are_coupled: as of :func:`compute_differences`.
+        mask: [targets] whether a target is in the bin.
+
+    Returns:
+        A mapping for each row, column -> value: its name, counts of targets, units and seeds, and
+        if there are targets, the columns of :meth:`Estimate.describe` and ``p_flips``.
+    """
+    # row -> [seeds, units] sums over each unit's targets; [units] numbers of these targets
+    totals, num_targets = table.sum_gains(metric, mask)
+    pooled = _pool_noise(totals, num_targets, are_coupled)  # for rows with a single seed
+    lines, unit_differences = [], []
+    for row in rows:
+        is_coupled = are_coupled(row, reference)
+        row_sums, reference_sums = _select_seeds(table, totals, row, reference, is_coupled)
+        line = {"row": row, "targets": num_targets.sum(), "units": len(num_targets)}
+        line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
+        if len(num_targets) > 0:
+            row_values = compute_pseudo_values(row_sums, num_targets)  # [seeds, units], as below
+            reference_values = compute_pseudo_values(reference_sums, num_targets)
+            estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
+            # [units] difference of the sums over a unit's targets, on average over the seeds
+            unit_difference = row_sums.mean(0) - reference_sums.mean(0)
+            unit_differences.append(unit_difference)
+            line |= estimate.describe(float(unit_difference.sum() / num_targets.sum()))
+        lines.append(line)
+
+    # p-values of the test by sign flips, for all rows at once
+    if unit_differences:
+        p_flips = flip_signs(np.stack(unit_differences, axis=1))
+        for line, p in zip(lines, p_flips, strict=True):
+            line["p_flips"] = p
+    return lines
+
+
 def _pool_noise(
     totals: Mapping[str, np.ndarray],
     num_targets: np.ndarray,
     are_coupled: Callable[[str, str], bool],
 ) -> SeedNoise | None:
-    """Return the noise between seeds over all rows (configurations); None if no row shows any.
+    """Return the noise between seeds, averaged over all rows (configurations) with several seeds.
 
-    Coupled rows (``are_coupled``) share their noise, so only the one with the most seeds counts.
+    Two coupled rows share the noise of their seeds, since one was trained from the runs of the
+    other. It would count twice in the average. So of coupled rows only one is taken, the one with
+    the most seeds.
 
     Args:
         totals: row -> [seeds, units] sums over the targets of each unit (user).
         num_targets: [units] number of targets of each unit.
+        are_coupled: returns whether two rows, given by name, are coupled.
+
+    Returns:
+        The average noise; None if no row has several seeds, or no value depends on the seed.
     """
+    # Go through the rows from the most seeds to the fewest, and leave out each one that is coupled
+    # to one already taken.
     independent: list[str] = []
     for row in sorted(totals, key=lambda row: len(totals[row]), reverse=True):
         if not any(are_coupled(row, other) for other in independent):
             independent.append(row)
+
+    # Pseudo-values: one value for each unit, whose mean is the metric over all targets.
     return SeedNoise.pool(compute_pseudo_values(totals[row], num_targets) for row in independent)
 
 

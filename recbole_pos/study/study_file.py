@@ -127,19 +127,16 @@ def _select_rows(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
         names: names of the rows that stay.
     """
     paper = {row: values for row, values in (content.get("paper") or {}).items() if row in names}
-    # A table that leaves out its rows or its reference has those of the study.
-    tables = [
-        table
-        for table in content.get("tables") or []
-        if {*table.get("rows", names), table.get("reference", names[0])} <= set(names)
-    ]
-    reference = content.get("reference")
-    return {
-        **content,
-        "paper": paper or None,
-        "tables": tables or None,
-        "reference": reference if reference in names else None,
-    }
+    # A table that names rows, or a reference, which do not stay is left out. One that names none
+    # has all rows of the study, so it stays.
+    tables = []
+    for table in content.get("tables") or []:
+        named = {*table.get("rows", ()), table.get("reference")} - {None}
+        if named <= set(names):
+            tables.append(table)
+
+    reference = content["reference"] if content.get("reference") in names else None
+    return {**content, "paper": paper or None, "tables": tables or None, "reference": reference}
 
 
 def make_plan(source: Source) -> Plan:
@@ -315,35 +312,40 @@ def _require_equal_trials(plan: Plan) -> None:
 def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
     """Return the plan of a study with some of its keys changed, and with other options in its base.
 
-    The base has the options of all rows (the configurations of the study). A row that sets an
-    option itself keeps its own value, and a RunWarning tells the user so.
+    The base has the options of all rows (the configurations of the study). An option may be set in
+    several places. The last of these wins:
+
+    1. the configuration files of the study's base, and then the options in that base;
+    2. the new configuration files, and then the new options, both in ``base``;
+    3. the row itself. A RunWarning tells the user if it sets one of the new options.
 
     Args:
         plan: the study.
         changes: keys of a study file with their new values. A number of seeds selects the first of
             the study's list of seeds; if it has fewer, the seeds after its largest are added.
-        base: options that win over those in the base of the study. So do the options in its
-            ``config_files``, which are read after the files of the study's base.
+        base: new options of the base, and under ``config_files`` a list of new files.
 
     Raises:
         UsageError: if the changed study is wrong, as for :func:`read_plan`.
     """
-    # Warn of options that a row sets itself, since those win over the base.
-    files = list(base.get("config_files", ()))
     for key in base.keys() - {"config_files"}:
         setting = [name for name, row in plan.rows.items() if key in row.options]
         if setting:
             message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    # Options of a base win over its files. So leave out those that the new files set.
+    # Any option in a base wins over all of its files, also the new ones. So an option of the former
+    # base that a new file sets is taken out of the base.
     written = plan.source.content  # the study as written, before anything is filled in
-    set_by_files = _read_files(files)
+    files = list(base.get("config_files", ()))
+    set_by_files = _read_files(files)  # option -> value
     kept = {key: v for key, v in (written.get("base") or {}).items() if key not in set_by_files}
-    content = {**written, **changes, "base": {**kept, **base}}
-    if files:  # after the study's own; a file that is given again moves to the end
-        before = [file for file in plan.base.config_files if file not in files]
-        content["base"]["config_files"] = [*before, *files]
+    new_base = {**kept, **base}
+    if files:  # the new files come last; a former one that is given again moves to the end
+        former_files = [file for file in plan.base.config_files if file not in files]
+        new_base["config_files"] = [*former_files, *files]
+
+    content = {**written, **changes, "base": new_base}
     if "dataset" in changes:
         content["paper"] = None  # values of a paper are of one dataset
 

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.config.checks import as_list
+from recbole_pos.config.metrics import compute_gains
 from recbole_pos.config.posconfig import PLUGINS, PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError, make_resume_command
@@ -30,7 +31,6 @@ from recbole_pos.referee.requests import Requests
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan, Source
-from recbole_pos.study.statistics import compute_gains
 from recbole_pos.study.study_file import make_plan
 
 KNOWN_FROM = "known_from"  # key of a run's facts: name of the packed study that it was taken from
@@ -320,30 +320,37 @@ class PackedStudy:
         folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
 
     def read_judgement(self, row: str, seed: int, requests: Requests) -> Judgement | None:
-        """Return ranks of another system's predictions that were kept in this folder, and faults.
+        """Return how another system's predictions did, as it was kept in this folder.
 
-        A fault is something wrong with the lists of a system, such as an item twice in one. The
-        judgement has a count for each kind of fault.
+        A row of a study may be another system, which gave its predictions as lists of items. This
+        folder keeps only what was computed from the lists: the rank of each target, and a count of
+        each kind of fault (such as an item that is twice in a list).
 
         Args:
-            row: row of the study (a configuration) that names the predictions.
-            seed: seed of the predictions.
+            row, seed: name of the row and seed of the predictions.
             requests: the questions of the present split, each a user's history and the target to
                 find. The predictions must have answered the same ones.
 
         Returns:
-            The judgement; None if there are no predictions of this row and seed, or if they answer
+            The ranks and counts; None if there are none of this row and seed, or if they are of
             the requests of another split.
         """
-        name = f"{row}, seed {seed}"  # pack names predictions so, and other runs by a hash
+        # ``fits`` has the facts of all runs in this folder. The runs of models are named by a hash
+        # there, and predictions by their row and seed.
+        name = f"{row}, seed {seed}"
         facts = self.fits.get(name)
-        if facts is None or facts["split"] != requests.digest:
+        if facts is None or facts["split"] != requests.digest:  # digest: hash of the requests
             return None
-        # Columns of other runs may be longer, so that this one ends with missing values.
+
+        # The file of ranks has a column for each run, [targets]. Columns of other runs may be
+        # longer, so that this one ends with missing values.
         column = pd.read_parquet(self.path / _RANKS, columns=[name])[name]
         ranks = column.dropna().to_numpy(np.int64)
-        # _JUDGED are the other fields: lengths of the lists and the file, and counts of faults.
-        return Judgement(facts["file"], requests, ranks, **{key: facts[key] for key in _JUDGED})
+
+        # The other fields of a Judgement (_JUDGED): items in a list, rows of the system's file, and
+        # counts of faults.
+        fields = {key: facts[key] for key in _JUDGED}
+        return Judgement(facts["file"], requests, ranks, **fields)
 
 
 def pack(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import SearchArguments, list_changed
-from recbole_pos.config.posconfig import EXTRA_KEYS, STARTS, PosConfig, merge_options
-from recbole_pos.config.sources import find_parts_by_scheme
+from recbole_pos.config.posconfig import EXTRA_KEYS, STARTS, PosConfig
+from recbole_pos.config.sources import find_parts_by_scheme, merge_options
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file

@@ -279,21 +279,26 @@ class Space:
     def meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
         """Return values of other searched options, under which a parameter exists in a trial.
 
-        For a parameter with ``when: {fusion: [early, both]}`` that is ``{"fusion": "early"}``, the
-        first allowed value, and what the option ``fusion`` itself needs to exist.
+        A parameter is a searched option. Its condition ``when`` says which values other options
+        must have. They may be searched options with conditions of their own, which are met first.
+        An example: ``fusion_dim`` has ``when: {fusion: [early, both]}``, and ``fusion`` has
+        ``when: {n_layers: [2]}``. For ``fusion_dim``, ``{"n_layers": 2, "fusion": "early"}`` is
+        returned, with the first allowed value of each.
 
         Args:
-            parameter: the parameter (searched option), which is not part of the result.
+            parameter: the parameter, which is not part of the result.
 
         Raises:
             UsageError: if its condition never holds.
         """
-        searched = {earlier.name: earlier for earlier in self.parameters}
+        searched = {other.name: other for other in self.parameters}
         options: dict[str, Any] = {}
         for name, allowed in parameter.when.items():
-            if name in searched:  # other options have one value in all trials, see ``context``
+            # An option that is not searched has one value in all trials, which ``exists`` knows.
+            if name in searched:
                 options |= self.meet_conditions(searched[name])
-                # the first allowed value that the search can sample; None if it can sample none
+                # The first allowed value that the search can sample. If there is none, the value is
+                # None, which the condition does not allow, and ``exists`` returns False below.
                 options[name] = next(filter(searched[name].has, allowed), None)
 
         if not self.exists(parameter, options):

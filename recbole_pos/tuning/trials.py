@@ -292,46 +292,51 @@ class TrialSearch(OptunaSearch):
     """
 
     def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
-        """Make a study of Optuna, with all trials of earlier calls and the points of a grid.
+        """Make Optuna's study, with all trials of earlier calls and the points of a grid.
+
+        A study is Optuna's record of trials, from which its sampler learns which options to try
+        next. Ray's OptunaSearch, the base class, looks it up by storage and name, and continues it.
 
         Args:
             search: the search.
-            table: the record; its trials without a result are the first to be trained.
+            table: the record of the trials; those without a result are the first to be trained.
             folder: folder of the search.
             reporter: prints a line for each trial that ends.
         """
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
-        facts, space = search.facts, search.space
 
-        # A study is Optuna's record of trials, from which its sampler learns. OptunaSearch finds it
-        # by storage and name. (A grid needs no sampler, but OptunaSearch wants one.)
+        # The study, still empty. A grid needs no sampler, but OptunaSearch wants one.
+        facts, space = search.facts, search.space
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
-        shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
+        address: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
         study = optuna.create_study(
-            direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **shared
+            direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **address
         )
 
-        # Trials get their numbers in the order in which they enter the study. One with a result
-        # informs the sampler. Any other is queued, and so trained before a new one is sampled.
+        # Enter the trials of earlier calls, in their order, which gives them the same numbers. One
+        # with a result informs the sampler. Any other is queued, and so trained before a new one is
+        # sampled. ``values`` are as Optuna samples them: the index of a choice, or a number.
         for trial in table.trials:
-            values = space.encode(trial.options)  # as Optuna samples them: indices or numbers
+            values = space.encode(trial.options)
             if not trial.has_result:
                 study.enqueue_trial(values)
                 continue
-            replayed = FixedTrial(values)
-            space.suggest(replayed)  # it records from which distribution each value comes
-            study.add_trial(
-                create_trial(value=trial.score, params=values, distributions=replayed.distributions)
-            )
+            # A trial also has the distribution from which each value was sampled. A FixedTrial,
+            # which gives these values to whoever samples from it, notes the distributions.
+            fixed = FixedTrial(values)
+            space.suggest(fixed)
+            done = create_trial(value=trial.score, params=values, distributions=fixed.distributions)
+            study.add_trial(done)
 
-        # The points of a grid (combinations of all values) are queued as well: trial i is point i.
+        # Queue the points of a grid (combinations of its values). Trial i is point i, so the points
+        # of the recorded trials are left out. At most ``num_samples`` trials are made.
         points = space.list_points() if facts.searcher == "grid" else []
         for point in points[len(table.trials) : facts.num_samples]:
             study.enqueue_trial(space.encode(point))
 
-        # OptunaSearch calls _sample for each trial that is to be trained, queued ones first.
-        super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **shared)
+        # For each trial that is to be trained, queued ones first, OptunaSearch calls _sample.
+        super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **address)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return nothing: a search resumes from its table, not from Ray's pickle of this object."""
