@@ -66,15 +66,20 @@ def future_mask(t: int, device: torch.device) -> Tensor:
 
 
 def make_mask(batch: SequenceBatch, causal: bool) -> Tensor:
-    """Return which keys attention hides in blocks aligned at the start, True at those.
+    """Return which keys (columns) attention hides from which queries (rows), True where hidden.
+
+    Queries and keys stand in blocks with one history in a row: its interactions from the oldest to
+    the newest, then padding. A causal mask hides all keys to the right of a query. Padding is to
+    the right of every interaction, so the causal mask hides it, too. Without a causal mask, padding
+    is all that is hidden.
 
     Args:
-        batch: the histories.
-        causal: whether keys that are newer than the query are hidden, padding among them, which
-            follows all interactions; otherwise only padding is.
+        batch: b histories, of which the longest has t interactions.
+        causal: whether keys that are newer than the query are hidden.
 
     Returns:
-        Bool: [t, t] if causal, else [b, 1, 1, t].
+        Bool: if causal [t, t], the same for all histories; else [b, 1, 1, t], where the keys of a
+        history are hidden from all of its queries, in every head.
     """
     if causal:
         return future_mask(batch.width, batch.lengths.device)
@@ -92,39 +97,43 @@ def masked_attention(
 ) -> Tensor:
     """Return softmax(M + q k^T / sqrt(e) + bias) v, with dropout on the weights in training.
 
-    Torch's fused attention computes it where it can. It cannot learn a bias that sequences share,
-    and its dropout is slow on a CPU: then :func:`biased_attention` does.
+    The mask M is -inf at hidden keys, else 0. There are three ways to compute the result:
+
+    1. Without a bias: torch's ``scaled_dot_product_attention``, which can make a causal M itself.
+    2. If all sequences share a bias that needs a gradient, torch's function would keep all
+       [b, h, t, t] weights. With dropout on a CPU it would do so, too, and be slow. In both cases
+       :func:`biased_attention` computes the weights of a few sequences at a time.
+    3. In all other cases: torch's function, with M and the bias added up before.
 
     Args:
         q, k, v: [b, h, t, e] query, key and value of b sequences, padded at their end.
         bias: broadcastable to [b, h, t, t], or None.
-        batch: the batch, for the mask M.
-        causal: whether M hides newer interactions, or only padding.
+        batch: the b sequences, from whose lengths M is made.
+        causal: whether M hides the interactions that are newer than the query, or only padding.
         dropout: dropout on the weights.
 
     Returns:
         [b, h, t, e].
     """
     p = dropout.p if dropout.training else 0.0
-    # on a CPU torch would keep several [b, h, t, t] under dropout, with a random number for each
-    # weight; ``biased_attention`` drops weights itself, in chunks
-    drops_in_chunks = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
-    if bias is None and not drops_in_chunks:
-        # torch makes the causal mask itself; else padding is hidden, if there is any
-        is_hidden = None if causal or batch.is_full else make_mask(batch, causal)
-        is_visible = None if is_hidden is None else ~is_hidden
+    drops_on_cpu = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
+    # 1. without a bias; M is needed only if there is padding to hide
+    if bias is None and not drops_on_cpu:
+        hides_padding = not causal and not batch.is_full
+        is_visible = ~make_mask(batch, causal) if hides_padding else None
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=is_visible, dropout_p=p, is_causal=causal
         )
 
-    # bias and mask as one tensor, -inf where a key is hidden
+    # M and the bias as one tensor: ``make_mask`` says where keys are hidden
     bias = q.new_zeros(1, 1) if bias is None else bias
     bias = bias.masked_fill(make_mask(batch, causal), -torch.inf)
-    num_biases = bias.size(0) if bias.dim() == 4 else 1
+    num_biases = bias.size(0) if bias.dim() == 4 else 1  # 1: all sequences share it
     learns_shared_bias = bias.requires_grad and p == 0 and num_biases == 1
-    if learns_shared_bias or drops_in_chunks:
+    # 2. a few sequences at a time, and 3. all at once
+    if learns_shared_bias or drops_on_cpu:
         bias = bias.expand(num_biases, q.size(1), batch.width, batch.width)
-        return biased_attention(q, k, v, bias, dropout if drops_in_chunks else None)
+        return biased_attention(q, k, v, bias, dropout if drops_on_cpu else None)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p)
 
 
@@ -138,15 +147,7 @@ class _BiasedAttention(torch.autograd.Function):
         D = W * kept * kept_scale                             weights after dropout
         out = D v
 
-    and its gradients, with G the gradient to ``out``, are
-
-        to v          D^T G
-        to D          G v^T, and to W  (G v^T) * kept * kept_scale
-        to the bias   L = W * (gradient to W - s)             also that to q k^T / sqrt(e)
-        to q and k    L k / sqrt(e),  L^T q / sqrt(e)
-
-    where s is the sum over keys of W * (gradient to W), for each query. It equals the sum of
-    G * out over the e columns, which is cheaper.
+    ``backward`` has the formulas of the gradients.
     """
 
     @staticmethod
@@ -196,32 +197,48 @@ class _BiasedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients to query, key, value and, if it is learned, to the bias.
 
-        The formulas are those of the class. Weights are computed again for a chunk of sequences at
-        a time, so that no [b, h, t, t] of the whole batch exists.
+        The output is out = D v. D are the weights W = softmax(q k^T / sqrt(e) + bias) after
+        dropout, D = W * kept * kept_scale, or D = W if ``kept`` is None. Here * multiplies element
+        by element. With G the gradient to the output (``grad``), the gradients are
+
+            to v            D^T G
+            to W            grad_weights = (G v^T) * kept * kept_scale
+            to the logits   L = W * (grad_weights - s), the logits being the softmax's argument
+            to q and k      L k / sqrt(e)  and  L^T q / sqrt(e)
+            to the bias     L, summed over the sequences if they share one bias
+
+        s has a number for each query, the sum of G * out over the e columns. It equals the sum of
+        W * grad_weights over the keys, which the derivative of the softmax has.
+
+        W was not kept. It is computed again for a chunk of sequences at a time, so that no
+        [b, h, t, t] of the whole batch exists.
 
         Args:
-            ctx: torch's context with what ``forward`` has saved.
+            ctx: torch's context with what ``forward`` has saved: q, k, v and out [b, h, t, e]; the
+                bias [1 or b, h, t, t]; ``kept``, bool [b, h, t, t], which weights dropout keeps,
+                or None without dropout; and ``kept_scale``, the factor of those that are kept.
             grad: [b, h, t, e] gradient G to the output.
 
         Returns:
-            Three times [b, h, t, e], the bias's [1 or b, h, t, t] or None, and None for each
-            further argument of ``forward``.
+            The gradients to q, k and v, [b, h, t, e] each; that to the bias, [1 or b, h, t, t], or
+            None if it is not learned; and None for ``kept`` and ``kept_scale``.
         """
         q, k, v, bias, kept, out = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = None
         if ctx.needs_input_grad[3]:
-            dtype = torch.promote_types(bias.dtype, torch.float32)
+            dtype = torch.promote_types(bias.dtype, torch.float32)  # float32 or longer, for sums
             grad_bias = torch.zeros_like(bias, dtype=dtype)
 
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()
         scaled_q = q * scale
+        # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
-            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
-            chunk_grad = grad[rows]
+            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))  # W
+            chunk_grad = grad[rows]  # G
             weighted_sum = (chunk_grad * out[rows]).sum(-1, keepdim=True)  # s
 
-            # to the values and to the weights W; ``kept_scale`` multiplies G, which is smaller
+            # the gradients to v and to W; it is cheaper to multiply G by ``kept_scale`` than G v^T
             if kept is None:
                 torch.matmul(weights.mT, chunk_grad, out=grad_v[rows])
                 grad_weights = chunk_grad @ v[rows].mT
@@ -231,7 +248,7 @@ class _BiasedAttention(torch.autograd.Function):
                 torch.matmul((weights * is_kept).mT, chunk_grad, out=grad_v[rows])
                 grad_weights = (chunk_grad @ v[rows].mT).mul_(is_kept)
 
-            # to queries, keys and the bias
+            # the gradients to q, k and the bias, from L; in place, to save memory
             grad_logits = grad_weights.sub_(weighted_sum).mul_(weights)  # L
             torch.matmul(grad_logits, k[rows], out=grad_q[rows])
             torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
@@ -241,7 +258,7 @@ class _BiasedAttention(torch.autograd.Function):
                 select_rows(grad_bias, rows).add_(summed)
 
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        # None for the arguments that have no gradient
+        # the division of q's gradient by sqrt(e) comes last; k's has it by ``scaled_q``
         return grad_q.mul_(scale), grad_k, grad_v, grad_bias, None, None
 
 

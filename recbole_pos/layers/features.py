@@ -82,11 +82,18 @@ class PeriodicField(nn.Module):
     scale: Tensor
 
     def __init__(self, numbers: np.ndarray, size: int) -> None:
-        """Measure mean and deviation of the numbers, and create the parameters c, W and b.
+        """Create the parameters c, W and b that embed a number as a vector.
+
+        A number is standardised to z = (number - mean) / deviation. Its vector [d] is
+
+            W [sin(2 pi c_1 z), ..., sin(2 pi c_k z), cos(2 pi c_1 z), ...] / sqrt(k) + b
+
+        with k = ``FREQUENCIES`` learned frequencies c. There is a sine and a cosine for each, so W
+        has 2k columns.
 
         Args:
-            numbers: [n] finite numbers. Without any, mean and deviation are 0 and 1 until a
-                checkpoint overwrites them.
+            numbers: [n] finite numbers, of which mean and deviation are taken. Without any these
+                are 0 and 1 until a checkpoint overwrites them.
             size: d, the size of a vector.
         """
         super().__init__()
@@ -94,7 +101,7 @@ class PeriodicField(nn.Module):
         if len(numbers):
             scale = [numbers.mean(), numbers.std() or 1.0]  # 1.0: all numbers are equal
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
-        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))  # c
+        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))  # c [k]
         self.linear = nn.Linear(2 * FREQUENCIES, size)  # W [d, 2k] and b [d]
 
     def forward(self, values: Tensor) -> Tensor:

@@ -260,23 +260,25 @@ class MultiHeadAttention(nn.Module):
         return q, k, v, position.bias(q, k, batch)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the attention weights softmax( M + B + (R q) . U^T (R k) / sqrt(e) ), to inspect.
+        """Return the attention weights softmax(q k^T / sqrt(e) + bias), for inspection.
 
-        M hides newer interactions. The position scheme rotates query and key (R), mixes keys with
-        older ones (U) and adds a bias to the products (B); ``apply_hooks`` calls it.
+        q, k and the bias come from ``apply_hooks``: the position scheme, a module that brings order
+        and times into attention, may change query and key and may give a bias. Hidden keys get the
+        logit -inf, hence the weight 0: padding, and if ``causal`` the keys newer than the query.
 
         In training :func:`~recbole_pos.layers.attention.masked_attention` computes the same weights
         and their product with the values, without keeping them.
 
         Args:
-            x: [m, d] inputs of the sub-layer.
-            batch: the histories.
+            x: [m, d] inputs of the sub-layer, one for each of m interactions.
+            batch: the b histories of these interactions, the longest with t of them.
 
         Returns:
-            [b, h, t, t] from queries (rows) to keys, with histories aligned at the start.
+            [b, h, t, t] from queries (rows) to keys (columns), for each of h heads. Each history
+            begins at row and column 0.
         """
         query, key, value = self.project(self.LayerNorm(x) if self.pre_norm else x)
-        q, k, _, bias = self.apply_hooks(query, key, value, batch)
+        q, k, _, bias = self.apply_hooks(query, key, value, batch)  # q and k: [b, h, t, e]
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
         return logits.masked_fill(make_mask(batch, self.causal), -torch.inf).softmax(-1)

@@ -79,37 +79,44 @@ class PointwiseAttention(MultiHeadAttention):
             U, V, Q, K = split(SiLU(f1(Norm(x))))
             y = f2(Norm( (SiLU(Q K^T + B) / n) V ) * U) + x
 
+        f1 is the linear layers of query, key, value and gate, and f2 is ``dense``. B is the bias of
+        the position scheme, n the maximum length of a history, and * a product element by element.
+        ``_compute_weights`` returns SiLU(Q K^T + B) / n, [b, h, t, t].
+
         Args:
             x: [m, d] inputs x, one for each interaction.
-            batch: the histories; n is their maximum length.
+            batch: the b histories, the longest with t interactions.
 
         Returns:
             [m, d] outputs y.
         """
-        query, key, value, gate = self._project_gated(x)  # after SiLU; the gate is U
-        # the position scheme may change query, key and value, and give the bias B; in blocks
+        query, key, value, gate = self._project_gated(x)  # Q, K, V and U, after SiLU, [m, h, e]
+        # The position scheme may change query, key and value, and give the bias B. They come back
+        # as blocks [b, h, t, e], a history in each row, padded at its end.
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
 
-        # to [1 or b, 1 or h, t, t]: a bias of fewer dimensions is the same for all sequences
+        # A bias of fewer than four dimensions is the same for all histories, one of fewer than
+        # three for all heads, too: bring it to [1 or b, 1 or h, t, t].
         while bias is not None and bias.dim() < 4:
             bias = bias[None]
 
-        # Weights are SiLU(Q K^T + B) / n, not a softmax. Dropout falls on all of them at once;
-        # without it they are computed chunk by chunk.
         n = batch.max_length
         if self.training and self.attn_dropout.p > 0:
+            # dropout on the weights of the whole batch at once
             out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
         else:
-            # the weights of a few sequences at a time, not [b, h, t, t] of the whole batch
+            # the same without dropout, for c of the b histories at a time, to save memory: as many
+            # as the weights of one history, h times t times t numbers, allow
             out = compute_in_chunks(
-                lambda q, k, v, bias: _compute_weights(q, k, bias, n) @ v,
+                lambda q_c, k_c, v_c, bias_c: _compute_weights(q_c, k_c, bias_c, n) @ v_c,
                 (q, k, v, bias),
-                q.size(1) * batch.width**2,
+                self.n_heads * batch.width**2,
             )
 
-        # back from padded blocks to [m, d], and the gate
+        # back from padded blocks [b, h, t, e] to [m, d], and the gate
         out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
         out = self.out_dropout(out * gate.reshape(x.shape))
+        # f2 is the identity if the option ``output`` is off, which leaves ``dense`` None
         return x + (out if self.dense is None else self.dense(out))
 
     def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -122,12 +129,24 @@ class PointwiseAttention(MultiHeadAttention):
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0.
+        """Return the attention weights A = SiLU(Q K^T + B) / n of HSTU, for inspection.
 
-        A = SiLU(Q K^T + B) / n, with the bias B of the position scheme (``apply_hooks``).
+        Q and K are query and key, and n is the maximum length of a history. B is the bias of the
+        position scheme, a module that brings order and times into attention; ``apply_hooks`` lets
+        it change query and key, too, and puts them into blocks. Values and gate are not needed.
+
+        HSTU has no softmax: weights may be negative, and those of a query do not sum to 1.
+
+        Args:
+            x: [m, d] inputs of the sub-layer, one for each interaction.
+            batch: the b histories, the longest with t interactions.
+
+        Returns:
+            [b, h, t, t] from queries (rows) to keys (columns), 0 at keys newer than the query. Each
+            history begins at row and column 0; padding follows it.
         """
-        query, key, value, _ = self._project_gated(x)
-        q, k, _, bias = self.apply_hooks(query, key, value, batch)
+        query, key, value, _ = self._project_gated(x)  # after SiLU, [m, h, e] each
+        q, k, _, bias = self.apply_hooks(query, key, value, batch)  # q and k: [b, h, t, e]
         return _compute_weights(q, k, bias, batch.max_length)
 
 

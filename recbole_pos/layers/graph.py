@@ -87,18 +87,22 @@ class SessionGraph:
     def transitions(self) -> Tensor:
         """Return how often node j (column) directly follows node i (row), [b, n, n].
 
-        n is the number of nodes of the largest session. A session of the items 4, 7, 4, 7 has 2
-        from node 4 to node 7, and 1 back.
+        A node is a distinct item of a session; n is the number of nodes of the largest session. The
+        nodes of a session are numbered from 0 in order of their items: a session of the items 4, 7,
+        4, 7 has the nodes 0, 1, 0, 1, hence 2 transitions from node 0 to node 1, and 1 back.
+
+        ``events`` describes the m interactions of the b sessions, ``nodes`` the k nodes of all
+        sessions, both session by session. ``alias`` [m] says which of the k each interaction has.
         """
         b, n = self.nodes.batch_size, self.nodes.width
-        session = self.events.row
-        node = self.nodes.index[self.alias]  # of each interaction, among those of its session
+        session = self.events.row  # [m] the session of each interaction
+        node = self.nodes.index[self.alias]  # [m] its node, as a number from 0 in the session
 
-        # each pair of successive interactions adds 1 to one entry of the flattened result
-        flat_index = (session[:-1] * n + node[:-1]) * n + node[1:]
-        follows = self.events.index[1:] > 0  # the interaction before is of the same session
-        is_edge = follows.to(torch.get_default_dtype())
-        return is_edge.new_zeros(b * n * n).index_add_(0, flat_index, is_edge).view(b, n, n)
+        # Each pair of successive interactions adds 1 to an entry of the result. A pair of two
+        # sessions adds 0: its second interaction is the oldest of a session, with index 0.
+        is_edge = (self.events.index[1:] > 0).to(torch.get_default_dtype())
+        counts = is_edge.new_zeros(b, n, n)
+        return counts.index_put_((session[1:], node[:-1], node[1:]), is_edge, accumulate=True)
 
 
 @dataclass(frozen=True)
@@ -144,41 +148,48 @@ class Anchors:
 def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     """Count the steps of the shortest paths from some nodes to all nodes of their session.
 
-    The session of items 4, 7, 5, 4, 9 has an edge between neighbours, so that from 7 it is one step
-    to 4 and to 5, and two to 9. Edges have no weight or direction here.
+    A node is a distinct item, and successive items are one step apart, in both directions. In the
+    session of the items 4, 7, 5, 4, 9 it is one step from 7 to 4 and to 5, and two to 9.
 
-    A session is a walk through its graph, so a shortest path is made of stretches of the session,
-    and changes from one to the next where an item occurs again. A sweep along the session and back
-    relaxes all stretches of all paths; one sweep is needed for each repeated item, and one more.
+    The session is a walk through its graph, forwards or backwards. A shortest path is made of
+    stretches of this walk, and changes from one stretch to another where an item occurs again:
+    7, 4, 9 goes back from 7 to the first 4, and on from the second 4 to 9. So distances are found
+    in sweeps: each walks along the session in both directions, then sets all places of an item to
+    the least distance among them. A path passes an item once only, so it has at most one stretch
+    more than the session has repeated items, and as many sweeps are enough.
 
     Args:
-        graph: graphs of b sessions.
-        start: [a] int64 nodes.
+        graph: graphs of b sessions, the largest with n nodes. ``graph.events`` are their
+            interactions, the longest session with t, ``graph.nodes`` their nodes, and
+            ``graph.alias`` has the node of each interaction.
+        start: [a] int64 nodes from which to count, as indices among those of all sessions.
 
     Returns:
-        [a, n] int64 number of steps; 0 at padding.
+        [a, n] int64 number of steps to each node of the session; 0 at padding.
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
-    row, start_index = nodes.row[start], nodes.index[start]
+    row, start_index = nodes.row[start], nodes.index[start]  # session, and number in it, [a]
     t = events.width
     step = torch.arange(t, device=start.device)
     far = 2 * t  # longer than any path
 
-    # The node at each place of the walk, n at padding (which ``pad`` fills with 0), and behind it
-    # the walk backwards: a session of the nodes 0, 1, 2, 0 is 0 1 2 0 0 2 1 0.
-    walk = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t]
+    # The node at each place of the walk, with the number n at padding; behind it stands the walk
+    # backwards. A session of the nodes 0, 1, 2, 0 gives 0 1 2 0 0 2 1 0.
+    walk = events.pad(nodes.index[graph.alias], "start").masked_fill(events.padding, n)  # [b, t]
     node = torch.cat((walk, walk.flip(1)), 1)[row]  # [a, 2t]
 
-    # the distance of each place from the start, and how many sweeps may be needed
-    distance = torch.where(node == start_index[:, None], 0, far)
-    num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()  # in a session
+    # the distance of each place so far, and the most repeated items of a session
+    distance = torch.where(node == start_index[:, None], 0, far)  # [a, 2t]
+    num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
     for _ in range(int(num_repeated) + 1):
-        # along a walk: min over earlier places of their distance plus the steps since
+        # Along each direction a place is one step further than the place before it, or as near as
+        # it was: the least of (distance - step) so far, plus step. From the distances 8 0 8 8, less
+        # the steps 0 1 2 3, which is 8 -1 6 5, the least so far are 8 -1 -1 -1: distances 8 0 1 2.
         reached = (distance.view(-1, 2, t) - step).cummin(2).values.add_(step).view_as(node)
-        # a node is as near as the nearest of its places
+        # the least distance of each node, and of padding as node n, over its places: [a, n + 1]
         shortest = distance.new_full((len(start), n + 1), far)
         shortest.scatter_reduce_(1, node, reached, "amin")
-        # all places of a node are as near as the node
+        # all places of a node get this distance
         previous, distance = distance, shortest.gather(1, node)
         if torch.equal(previous, distance):  # no path became shorter
             break
@@ -190,32 +201,38 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
 
     A node receives messages from nodes before it (N_in) and after it (N_out) in the session. By an
     edge from i to j node j receives from i by N_in, and i from j by N_out, with the edge's weight.
-    Anchors (:class:`Anchors`) send to all nodes of the session, weighted by the distance.
+    Anchors are nodes that send to all other nodes of the session, with the number of steps between
+    them as weight: by N_in where ``anchors.into`` is True, by N_out where ``anchors.out`` is.
 
     The paper (Qiu et al., TOIS 2021) does not say what an anchor sends to a node that also has an
     edge from it: here the distance, not the edge's weight. Nor does it say what an anchor sends to
     itself: here the weight of its edge to itself, mostly 0.
 
     Args:
-        graph: graphs of b sessions.
-        edges: [b, n, n] weight of the edge from node i to node j; 0 for no edge.
-        anchors: their anchors, or None for the edges only.
+        graph: graphs of b sessions, the largest with n nodes.
+        edges: [b, n, n] weight of the edge from node i (row) to node j (column); 0 for no edge.
+        anchors: their a anchors, or None for the edges only. ``node`` [a] are their indices among
+            the nodes of all sessions, ``distance`` [a, n] the steps to each node of the session,
+            and ``into`` and ``out`` [a] say by what they send.
 
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
+    # what node i receives from node j by N_in is the edge from j to i, hence the transposition
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
     if anchors is None:
         return weights
 
-    # the session of each of the a anchors, and its index among the nodes of the session
+    # the session of each anchor, and its number among the nodes of the session, [a] both
     session, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-    # The distances [a, 2, n] by which it sends, by N_in and by N_out. They are 0 where it is in the
-    # other one only, and to itself: there the edge is kept.
-    is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
-    distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
-    of_edges = weights[session, :, :, index]  # what it sends by edges, [a, 2, n]
-    weights[session, :, :, index] = torch.where(distance > 0, distance, of_edges)
+    # a view of ``weights`` by sender: [b, n, 2, n] with the receivers last
+    by_sender = weights.permute(0, 3, 1, 2)
+    # Distances replace what anchors send by edges, [a, 2, n]: by N_in and N_out if the anchor sends
+    # by it, and to nodes other than itself, to which its distance is 0.
+    sends = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
+    distance = anchors.distance[:, None].to(weights.dtype)  # [a, 1, n]
+    by_edges = by_sender[session, index]
+    by_sender[session, index] = torch.where(sends & (distance > 0), distance, by_edges)
     return weights
 
 
@@ -299,17 +316,24 @@ class WGAT(nn.Module):
         Returns:
             [k, d] vectors x'_i.
         """
-        # a^T in three parts: a_target W x_i, a_source W x_j, and a_edge w_ij
+        # a^T [W x_i || W x_j || w_ij] is the sum of three parts: a_target W x_i + a_source W x_j +
+        # a_edge w_ij. ``attention`` has the vector a of each head, [h, 2d + 1].
         d = x.size(1)
         a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
-        projected = torch.einsum("hed,kd->hke", self.weight, x)
-        ends = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
-        target, source = nodes.pad(ends, "start").permute(2, 3, 0, 1)  # [h, b, n] both
+
+        # W x of each head and node, then its products with a_target and a_source: k nodes, 2
+        # products, h heads
+        projected = torch.einsum("hed,kd->hke", self.weight, x)  # [h, k, d]
+        products = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
+        # in a block of sessions [b, n, 2, h], then apart: [h, b, n] as node i and as node j
+        target, source = nodes.pad(products, "start").permute(2, 3, 0, 1)
+
+        # e_ij [h, b, n, n], with node i in the rows and node j in the columns
         logits = target[..., None] + source[:, :, None] + a_edge[:, :, None, None] * weights
         logits = nn.functional.leaky_relu(logits, 0.2)
-        logits = logits.masked_fill(weights == 0, -torch.inf)  # [h, b, n, n]
+        logits = logits.masked_fill(weights == 0, -torch.inf)
 
-        # the mean of the heads
+        # sum_j softmax_j(e_ij) W x_j, then the mean of the heads, [b, n, d]
         values = nodes.pad(projected.transpose(0, 1), "start").permute(2, 0, 1, 3)  # [h, b, n, d]
         mixed = (logits.softmax(-1) @ values).mean(0)
         return nodes.unpad(mixed, "start") + self.bias

@@ -174,17 +174,21 @@ class KeptGradient:
             self._has_dense = True
 
     def clear(self) -> None:
-        """Zero the gradient before a step, as an optimiser's ``zero_grad`` does for others.
+        """Zero the kept gradient of the table ``weight`` before a step of training.
 
-        If all gradients since the last call were sparse, their rows are zeroed, else all rows. So
-        are all rows with ``clears_all``. ``weight.grad`` is set again, as ``zero_grad`` removes it.
+        ``dense`` [rows, d] is the gradient, allocated once. It is handed to torch as
+        ``weight.grad``, to which torch adds the gradients of a step. Zeroing only the rows that
+        these gradients have is faster than zeroing all. All rows are zeroed if one of the gradients
+        was dense, or if the user of this object has asked for it (``clears_all``).
         """
         if self.clears_all or self._has_dense:
             self.dense.zero_()
         else:
+            # the rows of each sparse gradient since the last call, which ``note`` has collected
             for rows in self._touched:
                 self.dense.index_fill_(0, rows, 0)
         self._touched, self._has_dense = [], False
+        # an optimiser's ``zero_grad`` has set it to None
         self.weight.grad = self.dense
 
 

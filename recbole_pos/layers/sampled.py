@@ -177,49 +177,62 @@ class SampledLoss:
             binary     (-beta log sigma(z_t) - sum_j log sigma(-z_j) / (1 - q_t)) / (n + 1)
             softmax    -log( e^(z_t + a) / (e^(z_t + a) + sum_j e^(z_j + b_j)) )
 
-        BCE and gBCE are binary. BCE has beta = 1, and gBCE (Petrov and Macdonald, RecSys 2023)
-        beta = 1 - t (1 - rate) with t = ``gbce_t`` and rate the share of other items that are
-        sampled. All others are softmaxes; :meth:`_compute_shifts` says what a and b_j are.
+        The loss types BCE and gBCE are binary, all others are softmaxes. ``_weigh_binary`` returns
+        beta and 1 / (1 - q_t), and ``_compute_shifts`` returns a and b_j. ``_SharedNegatives``
+        computes the loss itself, and its gradients with it.
 
         Args:
-            states: [m, d] states that predict.
-            vectors: [items, d] item vectors.
+            states: [m, d] state of each of m positions.
+            vectors: [items, d] item vectors; a logit is the product of a state and one of them.
             targets: [m] int64 item of each state.
             items: [groups, n] int64 negatives; position i is in group i modulo groups.
             log_repeats: [n] log of how often each item of a group counts; None if all count once.
+                It is given for the loss ``in_batch``, where all groups have the same negatives.
 
         Returns:
             Scalar.
         """
-        beta: float | None = None
-        negative_weight: Tensor | None = None
-        target_shift: Tensor | None = None  # a
-        negative_shift: Tensor | None = None  # b
+        # what the binary loss needs, and what the softmax needs; the other one stays None
+        beta = negative_weight = target_shift = negative_shift = None
         if self.loss_type in BINARY:
-            # the items that may be negatives: not padding, and not the target
-            num_candidates = max(len(self.log_q) - 2, 1)
-            rate = min(items.size(1) / num_candidates, 1.0)
-            beta = 1 - self.gbce_t * (1 - rate)
-            # 1 / (1 - q_t), as expm1(log q) is q - 1; ``TINY`` against a division by zero
-            negative_weight = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
+            beta, negative_weight = self._weigh_binary(targets, items.size(1))
         else:
             target_shift, negative_shift = self._compute_shifts(targets, items, log_repeats)
 
-        # The rows of the item table that the gradient has, and the indices of targets and negatives
-        # among them. With in_batch all groups have the same negatives: one is enough.
+        # The gradient of the item table may be kept for some rows only. ``index_rows`` returns
+        # these (None for all), and where targets and negatives are among them.
         distinct = items if log_repeats is None else items[0]
         rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
-        indices = rows, target_index, item_index.expand_as(items)
 
         # all in the type of the item vectors, also under automatic mixed precision
         with torch.autocast(states.device.type, enabled=False):
-            states = states.to(vectors.dtype)
             terms = [
-                x if x is None else x.to(vectors.dtype)
+                None if x is None else x.to(vectors.dtype)
                 for x in (negative_weight, target_shift, negative_shift)
             ]
-            # the loss, and its gradients at once
+            indices = rows, target_index, item_index.expand_as(items)
+            states = states.to(vectors.dtype)
             return _SharedNegatives.apply(states, vectors, targets, items, beta, *terms, *indices)
+
+    def _weigh_binary(self, targets: Tensor, n: int) -> tuple[float, Tensor]:
+        """Return the two factors of a binary loss: beta and, for each target, 1 / (1 - q_t).
+
+        BCE has beta = 1, and gBCE (Petrov and Macdonald, RecSys 2023) has beta = 1 - t (1 - rate),
+        with t = ``gbce_t`` and rate the share of the items that are sampled as negatives. q_t is
+        the probability of the target to be sampled, whose logarithm ``log_q`` [items] holds. A
+        sampled target is left out of the loss, for which the other negatives make up.
+
+        Args:
+            targets: [m] int64 item of each position.
+            n: number of negatives that are sampled for a position.
+
+        Returns:
+            beta, and [m] factors of the negatives.
+        """
+        num_candidates = max(len(self.log_q) - 2, 1)  # all items but padding and the target
+        rate = min(n / num_candidates, 1.0)
+        # expm1(log q) is q - 1, at most -TINY lest it divides by zero
+        return 1 - self.gbce_t * (1 - rate), -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
 
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
@@ -227,35 +240,40 @@ class SampledLoss:
         """Return what is added to the logits of a softmax because its negatives are sampled.
 
         Negatives are the items that a target is compared with. Those that are sampled often would
-        count too much, which a term by their probability q corrects. ``logq_correction: standard``
-        adds -log q to all logits (Yi et al., RecSys 2019). ``refined`` adds log n to the target's
-        and -log q to those of negatives (Khrylchenko et al., RecSys 2025). ``none`` adds nothing.
+        count too much, which a term by their probability q corrects. ``log_q`` [items] holds the
+        logarithms. By the option ``logq_correction`` is added
+
+                        to the target's logit    to the logit of negative j
+            none        0                        r_j
+            standard    -log q of the target     -log q_j + r_j      (Yi et al., RecSys 2019)
+            refined     log N                    -log q_j + r_j      (Khrylchenko et al., 2025)
+
+        r_j is ``log_repeats``, or 0 without it. N is the number of negatives of a position.
 
         Args:
-            targets: [m] int64 item of each position.
-            items: [groups, n] int64 negatives.
-            log_repeats: [n] log of how often each negative counts, which is added, too; None if
-                all count once.
+            targets: [m] int64 item of each of m positions.
+            items: [groups, n] int64 negatives of each group of positions.
+            log_repeats: [n] log of how often each negative counts, or None if all count once. It is
+                given for the loss ``in_batch``: there the negatives of a position are the targets
+                of the m - 1 other positions, and equal targets are one negative.
 
         Returns:
-            [m] for the targets, and [groups, n] for the negatives, or None for nothing.
+            [m] for the targets, and [groups, n] for the negatives, or None where that is 0.
         """
-        target_shift = torch.zeros_like(self.log_q[targets])
+        target_log_q = self.log_q[targets]
         if self.logq_correction == "none":
             repeats = None if log_repeats is None else log_repeats.expand(items.shape)
-            return target_shift, repeats
+            return torch.zeros_like(target_log_q), repeats
+
+        negative_shift = -self.log_q[items]
+        num_negatives = items.size(1)
+        if log_repeats is not None:  # the loss in_batch
+            negative_shift = negative_shift + log_repeats
+            num_negatives = max(len(targets) - 1, 1)
 
         if self.logq_correction == "standard":
-            target_shift = -self.log_q[targets]
-        else:
-            # with in_batch the negatives of a position are the targets of the m - 1 others
-            n = items.size(1) if log_repeats is None else max(len(targets) - 1, 1)
-            target_shift += math.log(n)
-
-        shifts = -self.log_q[items]
-        if log_repeats is not None:
-            shifts = shifts + log_repeats
-        return target_shift, shifts
+            return -target_log_q, negative_shift
+        return torch.full_like(target_log_q, math.log(num_negatives)), negative_shift
 
 
 def _count_groups(targets: Tensor, num_negatives: int) -> int:

@@ -71,99 +71,120 @@ def bucket_cross_entropy(
 ) -> Tensor:
     """Return the mean loss of all positions that are in a bucket.
 
+    A position is a place of the batch, with a state and a target item. Each bucket has a direction,
+    a vector. It consists of the ``size_x`` positions whose states have the largest products with
+    the direction, and the ``size_y`` items whose vectors have.
+
     The loss of a position in a bucket is -log softmax of its target among the target and the
     bucket's other items. Of a position in several buckets the largest loss counts.
 
     Args:
-        states: [m, d] states that predict.
+        states: [m, d] states of m positions, which predict.
         vectors: [items, d] item vectors; row 0 is padding.
         targets: [m] int64 item of each state.
-        buckets: [n_buckets, d] directions; a bucket takes the ``size_x`` positions and the
-            ``size_y`` items of the largest products with its direction.
-        size_x, size_y: positions and items of a bucket.
+        buckets: [n, d] directions of n buckets.
+        size_x, size_y: number of positions and of items of a bucket.
 
     Returns:
         Scalar.
     """
     with torch.autocast(states.device.type, enabled=False):
         states = states.to(vectors.dtype)
+        # [n, size_x] and [n, size_y] indices of the positions and items of each bucket; item 0,
+        # padding, is in none
         positions = find_largest_products(buckets, states.detach(), size_x)
-        items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1  # no padding
-        # The rows of the item table that the gradient has, those of these items, or None for all;
-        # and the indices of targets and items among them.
+        items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1
+        # The gradient of the item table may be kept for some rows only. ``index_rows`` returns
+        # these (None for all), and where targets and items are among them.
         rows, (target_index, item_index) = index_rows(vectors, targets, items)
-        # computes the loss and its gradients in one pass
+        # the mean of the largest losses, with their gradients, for some buckets at a time
         return _BucketCrossEntropy.apply(
             states, vectors, targets, positions, items, rows, target_index, item_index
         )
 
 
-def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
+def find_largest_products(directions: Tensor, rows: Tensor, k: int) -> Tensor:
     """Find the k rows of a matrix with the largest products with each of n directions.
 
-    Products are computed for a chunk of rows at a time. A running top k keeps the best ones so far
-    of each direction; of a further chunk only the products above the k-th best matter, which are
-    few. To find them fast, the products are compared in groups of ``GROUP``: only groups whose
-    maximum is above the k-th best are looked at.
+    Products are computed for a chunk of rows at a time. ``_RunningTopK`` keeps the k best products
+    so far of each direction, and the smallest of these, ``least`` [n, 1]. Of a further chunk only
+    the products above ``least`` matter, which are few.
 
     Args:
-        buckets: [n, d] directions.
+        directions: [n, d] vectors.
         rows: [num_rows, d] vectors among which to search.
         k: number of rows to find.
 
     Returns:
         [n, min(k, num_rows)] int64 indices of ``rows`` for each direction, in no order.
     """
-    # A chunk has so many rows that its products, n for each, have ``fixed_chunk_elements`` numbers.
-    # With 3 groups in a chunk, the columns of group 0 are 0, 3, 6, ..., those of group 1 are 1, 4,
-    # 7, ...: the group's number plus ``offsets``.
-    n, num_rows = len(buckets), len(rows)
-    num_groups = max(1, fixed_chunk_elements(rows.device) // n // GROUP)
-    width = num_groups * GROUP
-    offsets = torch.arange(0, width, num_groups, device=rows.device)
+    # A chunk has ``width`` rows, so that its products [n, width] are about
+    # ``fixed_chunk_elements`` numbers: a multiple of GROUP, as ``_find_above_in_groups`` needs it.
+    n, num_rows = len(directions), len(rows)
+    width = max(1, fixed_chunk_elements(rows.device) // n // GROUP) * GROUP
 
     top = _RunningTopK(n, k, rows)
-    buffer = rows.new_empty(n, min(width, num_rows))
+    buffer = rows.new_empty(n, min(width, num_rows))  # memory for the products of every chunk
     for start in range(0, num_rows, width):
         chunk = rows[start : start + width]
-        products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
+        products = torch.mm(directions, chunk.t(), out=buffer[:, : len(chunk)])
         if top.best.size(1) < k:
-            # fewer than k so far: all products are among the best
+            # fewer than k so far: all products may be among the best
             top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
-        elif len(chunk) < width:
-            # the last chunk, which may have no whole groups
-            bucket, column = _find_above(products, top.least)
-            top.defer(bucket, products[bucket, column], start + column)
         else:
-            # the c groups, each of a bucket, whose maximum is above the k-th best
-            maxima = products.view(n, GROUP, num_groups).amax(1)  # [n, num_groups]
-            bucket, group = _find_above(maxima, top.least)
-            columns = group[:, None] + offsets  # [c, GROUP]
-            members = products[bucket[:, None], columns]
-
-            # the members of these groups that are
-            index, member = _find_above(members, top.least[bucket])
-            top.defer(bucket[index], members[index, member], start + columns[index, member])
+            # only the last chunk may be shorter, and have no whole groups
+            find = _find_above_in_groups if len(chunk) == width else _find_above
+            direction, column, value = find(products, top.least)
+            top.defer(direction, value, start + column)
     return top.merge_deferred()
 
 
-def _find_above(values: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column, [found] each, of the values [c, g] above ``least`` [c, 1]."""
+def _find_above_in_groups(products: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the products above a threshold, faster than ``_find_above`` where these are few.
+
+    Each row is split into groups of ``GROUP`` products. First the largest product of each group is
+    compared, then all products of the groups whose largest is above the threshold. Groups
+    interleave, as their maxima are computed faster so: with 3 groups, group 0 has the columns 0, 3,
+    6, ..., group 1 has 1, 4, 7, ..., and group 2 has 2, 5, 8, ...
+
+    Args:
+        products: [n, width] products, with ``width`` a multiple of ``GROUP``.
+        least: [n, 1] threshold of each row.
+
+    Returns:
+        Row, column and value, [found] each, of the products above the threshold of their row.
+    """
+    n, width = products.shape
+    num_groups = width // GROUP
+    maxima = products.view(n, GROUP, num_groups).amax(1)  # [n, num_groups]
+    row, group, _ = _find_above(maxima, least)  # [c] both: c groups have a product to find
+
+    # the columns of these groups, and the products there, [c, GROUP] both
+    columns = group[:, None] + torch.arange(0, width, num_groups, device=products.device)
+    members = products[row[:, None], columns]
+    index, member, value = _find_above(members, least[row])
+    return row[index], columns[index, member], value
+
+
+def _find_above(values: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row, column and value, [found] each, of the values [c, g] above ``least`` [c, 1]."""
     # Not ``>``: every comparison with NaN is false, so ``not <=`` finds NaN, too. Then it shows in
     # the loss instead of being passed over.
     row, column = (values <= least).logical_not_().nonzero(as_tuple=True)
-    return row, column
+    return row, column, values[row, column]
 
 
 class _RunningTopK:
-    """The k largest products of n buckets so far, and others that are merged with them later.
+    """The k largest products of n directions so far, and others that are merged with them later.
+
+    A product is that of a direction with a row of a matrix.
 
     Attributes:
-        k: how many products to keep of each bucket.
+        k: how many products to keep of each direction.
         best, index: [n, up to k] the largest products so far, and the rows that they belong to.
         least: [n, 1] the smallest of ``best``; set by the first :meth:`merge`.
         deferred: candidates, products that may be among the k largest: for each chunk their
-            buckets, values and rows, [c] each.
+            directions, values and rows, [c] each.
     """
 
     def __init__(self, n: int, k: int, like: Tensor) -> None:
@@ -172,55 +193,65 @@ class _RunningTopK:
         self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
         self.deferred: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def defer(self, bucket: Tensor, value: Tensor, row: Tensor) -> None:
+    def defer(self, direction: Tensor, value: Tensor, row: Tensor) -> None:
         """Keep candidates for later, and merge them all if they outnumber the best.
 
-        Merging sorts, which takes less time for many at once than for the few of each chunk.
+        A candidate is a product of a direction with a row that may be among the k largest of its
+        direction. Merging sorts, which takes less time for many at once than for the few of each
+        chunk.
 
         Args:
-            bucket, value, row: [c] bucket, product and row of each candidate.
+            direction: [c] number of each candidate's direction.
+            value: [c] the products.
+            row: [c] number of each candidate's row.
         """
-        self.deferred.append((bucket, value, row))
-        if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
+        self.deferred.append((direction, value, row))
+        if sum(len(values) for _, values, _ in self.deferred) > self.best.numel():
             self.merge_deferred()
 
     def merge_deferred(self) -> Tensor:
-        """Merge all deferred candidates into ``best`` and ``index``, and return ``index``.
+        """Merge all deferred candidates into the k best products of each of n directions.
 
-        For :meth:`merge` the candidates of each bucket become a row of a matrix, filled up with
-        -inf. For example, the values 5, 6, 7 of the buckets 0, 0, 2 become [5, 6], [-inf, -inf] and
-        [7, -inf].
+        ``best`` [n, k] are the largest products so far, and ``index`` [n, k] the rows of the
+        searched matrix that they belong to. A candidate is a product that may be among them: a
+        direction, a value and a row, of which ``deferred`` has three tensors [c] for each chunk.
+
+        :meth:`merge` takes a matrix with one row for each direction. So the candidates of each
+        direction are put into a row of it, filled up with -inf. For example, the values 5, 6, 7 of
+        the directions 0, 0, 2 of three become [5, 6], [-inf, -inf] and [7, -inf].
 
         Returns:
-            [n, k] int64 rows of the best products, in no order.
+            ``index`` after the merge, [n, k] int64: the rows of the best products, in no order.
         """
         if self.deferred:
-            # the candidates of all chunks, those of a bucket together
-            bucket, value, row = map(torch.cat, zip(*self.deferred, strict=True))
-            order = bucket.argsort(stable=True)
-            bucket, value, row = bucket[order], value[order], row[order]
+            # join the candidates of all chunks, and sort them by direction
+            direction, value, row = map(torch.cat, zip(*self.deferred, strict=True))
+            order = direction.argsort(stable=True)
+            direction, value, row = direction[order], value[order], row[order]
             self.deferred = []
 
-            # their columns in the matrix count from 0 in each bucket: 0, 1, 0 in the example
-            counts = bucket.bincount(minlength=len(self.best))
+            # The column of a candidate counts from 0 in each direction. In the example ``counts``
+            # is 2, 0, 1, the first candidates have the places 0, 2, 2, the columns are 0, 1, 0.
+            counts = direction.bincount(minlength=len(self.best))
             first = counts.cumsum(0) - counts
-            column = torch.arange(len(bucket), device=bucket.device) - first[bucket]
+            column = torch.arange(len(direction), device=direction.device) - first[direction]
 
+            # the two matrices [n, largest count]
             products = value.new_full((len(counts), int(counts.amax())), -torch.inf)
-            products[bucket, column] = value
+            products[direction, column] = value
             rows = row.new_zeros(products.shape)
-            rows[bucket, column] = row
+            rows[direction, column] = row
             self.merge(products, rows)
         return self.index
 
     def merge(self, products: Tensor, rows: Tensor) -> None:
-        """Merge products into the k best of each bucket.
+        """Merge products into the k best of each direction.
 
         The attributes that change are ``best``, the k products, ``index``, their rows, and
         ``least``, the smallest of them.
 
         Args:
-            products: [n, c] products of the buckets.
+            products: [n, c] products of the directions.
             rows: [c] or [n, c] the row that each one belongs to.
         """
         rows = torch.cat([self.index, rows.expand_as(products)], 1)

@@ -221,12 +221,16 @@ class SequenceBatch:
 
     @lazy_attribute
     def elapsed(self) -> Tensor:
-        """[m] float64, seconds since ``start``, by default the oldest interaction of the history.
+        """[m] float64, seconds from the start of the history to each interaction.
 
-        If they counted from a later one, rounding would let later times change earlier numbers.
+        The start is the time of the history's oldest interaction, or ``start`` [b] if it is given.
+        It is no newer time, since nothing about an interaction may depend on later ones: seconds
+        are rounded, and the rounding would depend on the time from which they count.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
+        # ``first`` [b] is the index of each history's oldest interaction, and ``row`` [m] the
+        # history that each interaction belongs to
         start = self.times[self.first] if self.start is None else self.start
         return self.times - start[self.row]
 
@@ -319,13 +323,18 @@ class SequenceBatch:
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Take the values of the interactions out of a padded block: the inverse of :meth:`pad`.
 
+        A batch is full if all histories have t interactions. Then the block has no padding, and
+        its entries are the values already. Otherwise ``slots`` [m] says where each interaction is
+        in the block, read as one row.
+
         Args:
-            block: [b, t, ...], or time-major [t, b, ...].
+            block: [b, t, ...], or time-major [t, b, ...]: values of b histories, padded to the
+                length t of the longest.
             align: whether padding follows the interactions (``start``) or precedes them (``end``).
-            time_major: the order of the block's dimensions.
+            time_major: whether the block is [t, b, ...].
 
         Returns:
-            [m, ...], one history after the other.
+            [m, ...] values of the m interactions, one history after the other, without padding.
         """
         if self.is_full and time_major:
             block = block.transpose(0, 1)
@@ -429,26 +438,32 @@ class PaddedBatch(SequenceBatch):
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Put values of padded rows into a block, with zeros at padding.
 
+        In x every history takes t places, its interactions first, then padding. A block aligned at
+        the start has the same t columns. A block aligned at the end has n columns, the maximum
+        length, with padding first and the interactions last: the values 5, 6 and a padding become
+        5, 6, 0 at the start for t = 3, and 0, 0, 5, 6 at the end for n = 4.
+
         Args:
-            x: [b * t, ...] values of the t columns of each row, row after row, padded on the right.
-            align: ``start`` for a block with the same columns, in which padding stays behind the
-                interactions; ``end`` for a block of n columns, the maximum length, in which padding
-                stands before them.
+            x: [b * t, ...] values of the t places of each of b histories, history after history.
+            align: whether padding follows the interactions (``start``) or precedes them (``end``).
             time_major: whether the block has a column for each history instead of a row.
 
         Returns:
-            [b, t or n, ...], or time-major [t or n, b, ...].
+            [b, t, ...] (``start``) or [b, n, ...] (``end``), or time-major [t or n, b, ...].
         """
-        b, width, is_padding = self.batch_size, self.block_width(align), self.padding
+        b, width = self.batch_size, self.block_width(align)  # width: t or n
+        is_padding = self.padding  # [b, t], of the block aligned at the start
         if align == "end":
-            # The index in its history of the interaction that each column takes, negative where the
-            # column is padding: a history of 2 interactions fills 4 columns with -2, -1, 0, 1.
+            # the interaction that each column takes, counted from 0 in its history, and negative
+            # where the column is padding: -2, -1, 0, 1 in the example
             index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
-            is_padding = index < 0
-            # ``first`` is where the history begins in x
-            x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))
+            is_padding = index < 0  # [b, n]
+            # its place in x, where the history begins at ``first``; padding takes any value
+            place = self.first[:, None] + index.clamp(min=0)
+            x = x.index_select(0, place.view(-1))  # [b * n, ...]
         block = x.view(b, width, *x.shape[1:])
-        block = block.masked_fill(is_padding.view(b, width, *(1 for _ in block.shape[2:])), 0)
+        # zeros at padding, for all further dimensions of the block
+        block = block.masked_fill(is_padding.view(b, width, *[1] * (block.dim() - 2)), 0)
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:

@@ -39,14 +39,20 @@ class Column:
         """Make an empty column.
 
         Args:
-            kind: what it holds, see above.
+            kind: what its cells are: ``token`` (a name), ``float`` (a number), ``token_seq`` or
+                ``float_seq`` (a list of names or of numbers).
             num_rows: number of rows of the whole table.
-            storage: gives the space for codes or numbers, in memory or on disk.
+            storage: gives the space for codes or numbers, in memory or on disk: ``empty`` returns
+                an array [num_rows].
         """
         self.kind = kind
+        # lists: one array for each row
         self.lists: list[np.ndarray] = []
+        # names: Each distinct name has a code, its index in ``names``. The blocks whose cells still
+        # have codes of their own are in ``unmerged``: the rows of a block, and its names by code.
         self.names = pa.array([], pa.string())
         self.unmerged: list[tuple[slice, pa.Array]] = []
+        # the code of each row's name, or the number of each row
         if kind in ("token", "float"):
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
 
@@ -72,13 +78,21 @@ class Column:
     def _write_names(self, rows: slice, block: pa.DictionaryArray) -> None:
         """Write the codes of a block, and keep its names to be merged.
 
+        ``values`` [rows of the table] has the code of each row's name. The codes of a block count
+        the names of this block only, so ``unmerged`` keeps its rows and names, until
+        :meth:`_merge_names` gives it codes that are the same in all blocks.
+
+        Blocks come in the order of their rows. If a reader fails in the middle of a file, another
+        one begins again at the file's first row: then the blocks from that row on are forgotten.
+
         Args:
             rows: rows of the block in the table.
-            block: the names, as :meth:`write` describes them.
+            block: the names as Arrow's DictionaryArray: the code of each cell in ``indices``, and
+                the names by code in ``dictionary``.
         """
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
 
-        # Blocks that are written again, since a reader has failed, replace those of before.
+        # the blocks that end before this one begins; the others are of a reader that has failed
         kept = [(earlier, names) for earlier, names in self.unmerged if earlier.stop <= rows.start]
         self.unmerged = [*kept, (rows, block.dictionary)]
 
@@ -89,24 +103,24 @@ class Column:
     def _merge_names(self) -> None:
         """Give equal names in all blocks the same code, and rewrite the codes of their rows.
 
-        Until now the codes of each block count the names of that block only (``unmerged``). For
-        example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where earlier
-        blocks had the names [blue, owl], since all names are [blue, owl, red] now.
+        ``names`` are the names that are merged already, by their codes. ``unmerged`` has the rows
+        of each further block and its names by codes of its own, and ``values`` the code of each
+        row. For example, ``names`` is [blue, owl] and a block has the names [red, blue] with the
+        codes [0, 1]. Then ``names`` becomes [blue, owl, red], and the codes become [2, 0].
         """
-        # Arrow gives all names codes by their first appearance. First are those that were merged
-        # before, whose codes do not change, then those of each block. ``codes`` has one for each
-        # name of these lists, one list after the other.
+        # Arrow numbers the names of all lists by their first appearance. Those merged before come
+        # first and keep their codes. The example's lists [blue, owl] and [red, blue] have the codes
+        # 0, 1, 2, 0.
         name_lists = [self.names, *(names for _, names in self.unmerged)]
         encoded = pa.chunked_array(name_lists).dictionary_encode().combine_chunks()
-        codes = encoded.indices.to_numpy()
 
-        first = len(self.names)
-        for rows, names in self.unmerged:
-            # new_codes[i] replaces the code i of this block. A missing name has the code -1, which
-            # reads the last of these, and so stays -1.
-            new_codes = np.append(codes[first : first + len(names)], np.int32(_MISSING_CODE))
+        # cut them up again, where each list ends: the new codes of each block, by its own codes
+        ends = np.cumsum([len(names) for names in name_lists])
+        _, *codes_by_block = np.split(encoded.indices.to_numpy(), ends[:-1])
+        for (rows, _), codes in zip(self.unmerged, codes_by_block, strict=True):
+            # A missing name has the code -1. As an index it takes the last entry: -1 again.
+            new_codes = np.append(codes, np.int32(_MISSING_CODE))
             self.values[rows] = new_codes[self.values[rows]]
-            first += len(names)
         self.names, self.unmerged = encoded.dictionary, []
 
     def finish(self, num_rows: int) -> Any:

@@ -44,12 +44,17 @@ def read_text(
 ) -> Iterator[list[pa.Array]]:
     """Yield the rows of a file of separated cells, many rows at a time.
 
+    After the last row, their number is compared with the number of lines, which has been counted
+    before. This shows that DuckDB has read every line as one row.
+
     Args:
         path: file of UTF-8.
         num_columns: number of cells of every row.
         separator: character between cells.
-        form: what :func:`~recbole_pos.tables.text.find_form` has found about the file: how many
-            lines to skip and to expect, and whether it has quotation marks.
+        form: what :func:`~recbole_pos.tables.text.find_form` has counted in the file: lines to skip
+            (``num_skipped``), lines after these (``num_lines``), how many of them are empty
+            (``num_blank``) or end with a separator (``num_open``); and whether the file has
+            quotation marks (``has_quotes``).
         memory_limit: bytes that DuckDB may use.
 
     Yields:
@@ -77,16 +82,18 @@ def read_text(
         "quote": quote,
     }
 
-    # Read, and count all rows, and "open" rows, whose last cell is empty, so that their line ends
-    # with a separator.
+    # Count all rows, and the rows whose last cell is empty, as a line that ends with a separator
+    # has it. If a line has an empty cell too many, as "a,b," in two columns, DuckDB drops it, and
+    # the last cell is b. Then fewer rows are counted here than lines with a separator at the end.
     num_rows = num_open = 0
-    connection = connect(memory_limit)  # named, since DuckDB 1 closes one without a reference
+    # a variable of its own keeps the connection open: DuckDB 1 closes it when nothing refers to it
+    connection = connect(memory_limit)
     for block in _stream(connection.sql(query, params=parameters)):
         num_rows += len(block)
         num_open += block.columns[-1].null_count
         yield block.columns
 
-    # Compare with the lines of the file: DuckDB skips empty lines, and nothing else may be missing.
+    # DuckDB skips empty lines; every other line must be a row
     if (num_rows, num_open) != (form.num_lines - form.num_blank, form.num_open):
         raise ValueError(f"{path}: the rows that DuckDB has read are not the lines of the text")
 

@@ -37,8 +37,9 @@ class TextForm:
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     """Count the lines of a text file, to check later that DuckDB has read all of them.
 
-    Counted are all lines, blank lines, and "open" lines, which end with a separator, so that their
-    last cell is empty.
+    Counted are the lines after the header, which names the columns: all of them (``num_lines``),
+    empty ones (``num_blank``), and those that end with a separator, so that their last cell is
+    empty (``num_open``).
 
     Args:
         path: the file.
@@ -52,6 +53,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     """
     if not separator.isascii():
         return None
+    # counted in the whole file; num_returns are the lines that end in \r\n
     num_lines = num_returns = num_blank = num_open = 0
     has_quotes, is_ended = False, True  # is_ended: whether the last line has an end
     for block in _iterate_blocks(path):
@@ -60,29 +62,32 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         has_quotes |= b'"' in block
         is_ended = block.endswith(b"\n")
 
-        # A block has whole lines. Let every line end in \n, and count the ends \r\n.
-        lines = block if is_ended else block + b"\n"
-        if b"\r" in block:
-            lines = lines.replace(b"\r\n", b"\n")
-            num_returns += len(block) - len(lines) + (not is_ended)
-            if b"\r" in lines:
-                return None
+        # A block has whole lines. Give the last line of the file an end, too, and replace \r\n by
+        # \n, which makes the text shorter by a byte for each.
+        ended = block if is_ended else block + b"\n"
+        lines = ended.replace(b"\r\n", b"\n") if b"\r" in ended else ended
+        num_returns += len(ended) - len(lines)
+        if b"\r" in lines:
+            return None
 
-        # Look at the byte before each line end: in an empty line that is the end of the line before
-        # it. A line end in front of the block gives the first line such a byte, too.
+        # The last byte of each line is the one before its end. An empty line has none: there stands
+        # the end of the line before it. As the first line has no line before it, the block gets a
+        # further \n in front: "ab\n\nc,\n" becomes "\nab\n\nc,\n", and the last bytes are b, \n
+        # and the separator.
         codes = np.frombuffer(b"\n" + lines, np.uint8)
-        line_ends = np.flatnonzero(codes == _NEWLINE)[1:]
+        line_ends = np.flatnonzero(codes == _NEWLINE)[1:]  # without the one in front
         last_bytes = codes[line_ends - 1]
         num_lines += len(line_ends)
         num_blank += np.count_nonzero(last_bytes == _NEWLINE)
         num_open += np.count_nonzero(last_bytes == ord(separator))
 
-    # Either no line ends in \r\n, or all do; the last line of a file may have no end at all.
-    if num_returns not in (0, num_lines if is_ended else num_lines - 1):
+    # Either no line ends in \r\n, or all do, where the last line of a file may have no end at all.
+    num_ends = num_lines if is_ended else num_lines - 1
+    if num_returns not in (0, num_ends):
         return None
-    # Of the skipped lines, all but the last, which names the columns, are blank.
-    num_blank_rows = num_blank - (num_skipped - 1)
-    return TextForm(num_skipped, num_lines - num_skipped, num_blank_rows, num_open, has_quotes)
+    # Take the skipped lines off the counts: the header, and the empty lines before it.
+    num_blank -= num_skipped - 1
+    return TextForm(num_skipped, num_lines - num_skipped, num_blank, num_open, has_quotes)
 
 
 def _iterate_blocks(path: Path) -> Iterator[bytes]:
