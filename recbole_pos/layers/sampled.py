@@ -219,8 +219,8 @@ class SampledLoss:
 
         BCE has beta = 1, and gBCE (Petrov and Macdonald, RecSys 2023) has beta = 1 - t (1 - rate),
         with t = ``gbce_t`` and rate the share of the items that are sampled as negatives. q_t is
-        the probability of the target to be sampled, whose logarithm ``log_q`` [items] holds. A
-        sampled target is left out of the loss, for which the other negatives make up.
+        the probability that the target is sampled as a negative; ``log_q`` [items] holds its
+        logarithm. The loss leaves such a negative out, and 1 / (1 - q_t) makes up for it.
 
         Args:
             targets: [m] int64 item of each position.
@@ -231,8 +231,9 @@ class SampledLoss:
         """
         num_candidates = max(len(self.log_q) - 2, 1)  # all items but padding and the target
         rate = min(n / num_candidates, 1.0)
-        # expm1(log q) is q - 1, at most -TINY lest it divides by zero
-        return 1 - self.gbce_t * (1 - rate), -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
+        beta = 1 - self.gbce_t * (1 - rate)
+        # expm1(log q_t) is q_t - 1; ``TINY`` is the least 1 - q_t, against a division by zero
+        return beta, -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
 
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
@@ -241,7 +242,7 @@ class SampledLoss:
 
         Negatives are the items that a target is compared with. Those that are sampled often would
         count too much, which a term by their probability q corrects. ``log_q`` [items] holds the
-        logarithms. By the option ``logq_correction`` is added
+        logarithms. The option ``logq_correction`` decides what is added:
 
                         to the target's logit    to the logit of negative j
             none        0                        r_j
