@@ -180,34 +180,11 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
             of the example.
         config: options of the run.
     """
-    # What each input is (if that is not obvious), and Python code for an example of its value.
-    unit = config["timestamp_unit"]
-    descriptions = {
-        "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
-        "at": f"float64 [B], the time of each request, {unit} as in the data",
-    }
-    examples = {
-        "items": "np.array([history])",
-        "lengths": "np.array([len(history)])",
-        "allowed": f"np.ones((1, {len(names)}), dtype=bool)",
-        "times": "np.array([times])",
-        "at": "np.array([times[-1] + 3600.0])",
-    }
-    code_of_sizes = {"B": "1", "L": "len(history)", "s": "1"}
-    for name, embed in encoder.fields.items():
-        # Of a feature, the example has no values.
-        dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
-        if embed.numeric:
-            dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
-        axes = encoder.axes[name]
-        descriptions[name] = f"{dtype} [{', '.join(axes)}], {meaning}"
-        sizes = "".join(f"{code_of_sizes[axis]}, " for axis in axes)
-        examples[name] = f"np.full(({sizes}), {missing}, np.{dtype})"
-    # ONNX needs no ``allowed``.
-    inputs = [x for x in Recommend(encoder, k).inputs if format != "onnx" or x != "allowed"]
-
     # The three items of the example happen an hour apart in July 2017.
+    unit = config["timestamp_unit"]
     times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
+
+    # Fill these values into the template.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -219,15 +196,42 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         version=__version__,
         onnx=format == "onnx",
         suffix=SUFFIX[format],
+        inputs=encoder.inputs,
+        features=_describe_features(encoder),
         history=json.dumps(names[1:4], ensure_ascii=False),
-        times=times if "times" in inputs else None,
-        given=", ".join(f'"{name}": {examples[name]}' for name in inputs),
-        inputs=[(name, descriptions[name]) for name in inputs if name in descriptions],
-        k=k,
-        n=encoder.model.max_seq_length,
-        size=f"{len(names):,}",
-        d=encoder.model.item_vectors().size(1),
+        times=times,
+        unit=unit,
+        num_recommended=k,
+        num_items=len(names),
+        max_length=encoder.model.max_seq_length,
+        width=encoder.model.item_vectors().size(1),
     )
+
+
+def _describe_features(encoder: Encoder) -> list[tuple[str, str, str]]:
+    """Describe the inputs of an exported program that are features, for its README.
+
+    Args:
+        encoder: the exported model. ``fields`` has the embeddings of these inputs by name, and
+            ``axes`` a letter for each dimension: B histories, L interactions of the longest one, s
+            values of the longest list that is a value of the feature.
+
+    Returns:
+        For each input its name; its type, shape and meaning, such as "int64 [B], ids ..."; and
+        Python code of an example for one history, a list of ids called ``history``. The example has
+        no values: all are missing.
+    """
+    features = []
+    size_in_example = {"B": "1", "L": "len(history)", "s": "1"}
+    for name, embed in encoder.fields.items():
+        dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
+        if embed.numeric:
+            dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
+        axes = encoder.axes[name]
+        sizes = "".join(f"{size_in_example[axis]}, " for axis in axes)
+        example = f"np.full(({sizes}), {missing}, np.{dtype})"
+        features.append((name, f"{dtype} [{', '.join(axes)}], {meaning}", example))
+    return features
 
 
 def load_program(path: Path) -> Program:
@@ -296,23 +300,31 @@ class Encoder(nn.Module):
     Attributes:
         fields: embeddings by the names of feature inputs, such as ``events_rating`` or ``user_age``
             for the field rating of interactions or age of users.
-        axes: dimensions of each input of :meth:`forward`, in order: B is the number of histories,
-            L the longest length, and s the longest list that is a value of a feature. ``items``
-            has "BL".
+        axes: dimensions of each input of :meth:`forward`, in order, a letter each; see __init__.
         inputs: names of the inputs.
     """
 
     def __init__(self, model: PosRecommender) -> None:
-        """Freeze the model, and list the inputs that it reads."""
+        """Freeze the model, and list the inputs that it reads, with the dimensions of each.
+
+        ``axes`` has a letter for each dimension of an input: B is the number of histories, L the
+        number of interactions of the longest one, and s the number of values of the longest list,
+        for features whose values are lists, such as the genres of a film. So "BL" stands for the
+        shape [B, L], and "BLs" for [B, L, s].
+        """
         super().__init__()
         self.model = model.eval().requires_grad_(False)
+
+        # Histories; and, if the model reads them, times of the interactions and of the requests.
         self.axes = {"items": "BL", "lengths": "B"}
         if model.needs_time:
             self.axes["times"] = "BL"
         if model.reads_request:
             self.axes["at"] = "B"
 
-        # ``events`` or ``user`` -> field -> the layer that embeds this feature
+        # Features: one input for each field of interactions ("events") or of users ("user"), such
+        # as events_rating or user_age. ``fields`` has the layer that embeds it. A feature that is
+        # no number has tokens, one for each value, or a list of them.
         tables = {} if model.event_features is None else model.event_features.by_table()
         self.fields = {}
         for table, embeds in tables.items():
@@ -443,27 +455,33 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     Raises:
         UsageError: if torch cannot record it.
     """
-    # An example of the inputs: three histories, shorter than the longest (n) where that is
-    # possible. :class:`Recommend` also reads which items are allowed, here in two rows.
+    # An example of the inputs, by which torch traces the module: three histories of the same
+    # length, below the longest possible one (n) if n allows it. Which items are allowed, here in
+    # two rows, is passed to :class:`Recommend` only.
     encoder = module.encoder if isinstance(module, Recommend) else module
     n = encoder.model.max_seq_length
     length = n - 1 if n > 2 else n
     inputs = encoder.random_inputs(torch.full((3,), length), torch.Generator())
     inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
 
-    # Tell torch which sizes (dimensions of each input) may be others than in the example. None is a
-    # size that may not: that of the catalogue, and the length if it can only be 1.
-    sizes = {"B": Dim("batch"), "L": Dim("length", min=1, max=n) if n > 1 else None}
-    dynamic_shapes: dict[str, list[Any]] = {"allowed": [Dim("rows"), None]}
+    # Tell torch which dimensions may have other sizes than in the example: a Dim for such a one,
+    # None for a fixed size, which is that of the catalogue, and the length if it can only be 1.
+    # ``axes`` has a letter for each dimension of an input: B histories, L interactions of the
+    # longest one, and s values of the longest list, which differs from feature to feature.
+    batch, length_dim = Dim("batch"), Dim("length", min=1, max=n) if n > 1 else None
+    shapes: dict[str, list[Any]] = {"allowed": [Dim("rows"), None]}
     for name, axes in encoder.axes.items():
-        sizes["s"] = Dim(f"longest_{name}", min=1)  # each list has a size of its own
-        dynamic_shapes[name] = [sizes[axis] for axis in axes]
+        dims = {"B": batch, "L": length_dim, "s": Dim(f"longest_{name}", min=1)}
+        shapes[name] = [dims[axis] for axis in axes]
+
+    # The inputs are one argument, ``*inputs``, of ``forward``: so their shapes are a tuple within a
+    # tuple. The last option lets the program check at run time what torch cannot prove of sizes.
     try:
         return torch.export.export(
             module,
             tuple(inputs[name] for name in module.inputs),
-            dynamic_shapes=(tuple(dynamic_shapes[name] for name in module.inputs),),
-            prefer_deferred_runtime_asserts_over_guards=True,  # some guards cannot be proved
+            dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
+            prefer_deferred_runtime_asserts_over_guards=True,
         )
     except Exception as error:  # torch raises errors of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

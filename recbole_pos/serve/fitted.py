@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import shutil
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,16 @@ from recbole_pos.experiment.folder import (
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.serve.explain import BATCH
+from recbole_pos.serve.histories import read_moment
 from recbole_pos.serve.scorer import Histories, Scorer, find_best_items, require_k, to_columns
 from recbole_pos.values import SECONDS, is_number, read_names, shown
 
 
 class FittedModel:
-    """What a trained :class:`~recbole_pos.Recommender` can do without a history.
+    """What a trained :class:`~recbole_pos.Recommender` can do before it reads a history.
 
-    It tells facts and metrics of the model, saves its folder, and finds items like others.
+    It tells facts and metrics of the model, saves its folder, finds items like others, and decides
+    at which time recommendations are asked for.
 
     Attributes:
         experiment: all of what follows but the folder.
@@ -75,6 +79,7 @@ class FittedModel:
         self.model, self.loaders = experiment.model, experiment.loaders
         self.trainer = experiment.trainer
         self.num_added = 0
+        self._has_warned = False  # that a request without a time is taken to be made now
 
     @property
     def result(self) -> Result | None:
@@ -237,6 +242,60 @@ class FittedModel:
                     f"{name}: {np.nanmax(times):.15g} is in no year that can be meant: the time "
                     f"field counts {unit} since 1970"
                 )
+
+    def add_request_time(
+        self, histories: Histories, at: float | str | date | datetime | None = None
+    ) -> Histories:
+        """Add the time at which recommendations are asked for to histories, if the model reads it.
+
+        A history with a time of its own keeps it; others get ``at``, or now.
+
+        Args:
+            histories: the histories.
+            at: time of the requests, a number in the unit of the time field, text or a date; None
+                to take now.
+
+        Warns:
+            RunWarning: the first time that now is taken.
+
+        Raises:
+            UsageError: for a time that the model does not read, or after the year 2200, or if every
+                request is before the newest interaction of its history.
+        """
+        if not self.scorer.reads_request:  # it was trained without request_time: target
+            if at is None and histories.at is None:
+                return histories
+            raise UsageError(
+                f"at: {self.config['model']} was trained with request_time: none and reads no time "
+                "of a request; leave it out"
+            )
+
+        # The time for histories without one of their own, which are NaN in ``histories.at``.
+        default: float | np.ndarray = np.nan
+        if at is not None:
+            default = read_moment(at, "at", self._unit)
+        elif histories.at is None or np.isnan(histories.at).any():
+            default = self._take_now(histories)
+        histories = histories.with_request_time(default)
+        self._refuse_late_times(histories)
+        return histories
+
+    def _take_now(self, histories: Histories) -> np.ndarray:
+        """Return the current time [b] in the unit of the time field, and warn the first time.
+
+        A history whose newest interaction is later than this machine's clock, since another clock
+        gave it its times, gets the time of that interaction.
+
+        Raises:
+            UsageError: if the time field counts no time, so that the current time is not in it.
+        """
+        if self._unit is None:
+            raise UsageError("at: the time field counts no time; give at instead of now")
+        if not self._has_warned:
+            self._has_warned = True
+            text = "at: the model reads the time of requests: now is taken"
+            warnings.warn(text, RunWarning, 4)
+        return np.maximum(time.time() / self._unit, histories.newest)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
         """Return what the user says; for None, whether the run's evaluation hides seen items."""

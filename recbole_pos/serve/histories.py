@@ -1,7 +1,8 @@
 """Histories from Python, json lines, frames or parquet, validated and packed into arrays.
 
-:func:`read_histories` takes histories in any of these forms and the ids of names; it returns
-:class:`~recbole_pos.serve.scorer.Histories`, which everything behind it reads.
+:func:`read_histories` takes histories in any of these forms and the ids of names, and
+:func:`take_histories` takes those of users from the dataset. Both return
+:class:`~recbole_pos.serve.scorer.Histories`, which everything behind them reads.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from pydantic import Field as Bounds
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.serve.scorer import NO_FIELDS, Fields, Histories, TokenIds
@@ -141,15 +145,17 @@ def describe_invalid(error: ValidationError, location: str) -> str:
         error: the error of pydantic.
         location: what was validated, such as ``histories``; the place in it is appended.
     """
-    # An error has a reason for each value that does not fit, and for each type that was tried. The
-    # first of each type is kept. A misspelt name ("extra_forbidden" for pydantic) explains others:
-    # with "item" in place of "items", "items" is missing. A "value_error" is one of our messages.
-    first = {reason["type"]: reason for reason in reversed(error.errors(include_url=False))}
-    misspelt = first.get("extra_forbidden")
-    reason = misspelt or first.get("value_error") or error.errors(include_url=False)[0]
+    # Pydantic lists a reason for each value that does not fit, and for each type that it has tried.
+    # Report the first misspelt name, called "extra_forbidden", since it explains other reasons:
+    # with "item" in place of "items", "items" is missing, too. Else report the first reason with a
+    # message of this package ("value_error"), or else the first of all.
+    reasons = error.errors(include_url=False)
+    misspelt = next((each for each in reasons if each["type"] == "extra_forbidden"), None)
+    own = next((each for each in reasons if each["type"] == "value_error"), None)
+    reason = misspelt or own or reasons[0]
 
-    # The place is a path such as (3, "items", 0, "str"): indices, names of fields (KEYS), and names
-    # of types that pydantic has tried, which are left out.
+    # The place of the value is a path such as (3, "items", 0, "str"), which becomes [3].items[0].
+    # Names of types that pydantic has tried, here "str", are left out; KEYS are names of fields.
     for key in reason["loc"]:
         if isinstance(key, int):
             location += f"[{key}]"
@@ -405,6 +411,35 @@ def _encode_feature(values: list[Any], tokens: TokenIds | None) -> Tensor:
             torch.tensor([token_id for token_id in ids if token_id > 0], dtype=torch.int64)
         )
     return pad_sequence(lists, batch_first=True)[1:]
+
+
+def take_histories(dataset: Dataset, names: list[str]) -> Histories:
+    """Return the histories that users have in a dataset.
+
+    Args:
+        dataset: its ``log`` has the interactions of all users, user by user, oldest first.
+        names: [b] names of users.
+
+    Returns:
+        The b histories, with the features that models read. Their ``ids`` are the names, and
+        ``users`` the ids of the users. A user who is not in the dataset has the id 0 and an empty
+        history.
+    """
+    id_by_name = dataset.field2token_id[dataset.uid_field]
+    ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
+
+    # In the log, the interactions of user u are the lengths[u] rows from offsets[u] on.
+    log = dataset.log
+    lengths = log.lengths[ids]
+    index = torch.from_numpy(gather_index(log.offsets[ids], lengths))  # [m] rows of all histories
+    items, times = log.items[index].numpy(), log.times[index].numpy()
+
+    # Features of interactions are taken by row, those of users by id.
+    rows = torch.from_numpy(ids)
+    all_features = read_history_features(dataset)
+    features = all_features.map(lambda column: column[index], lambda column: column[rows])
+    unknown = np.zeros_like(ids)  # numbers of unknown items: the log has none
+    return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
 
 def read_moment(moment: Any, location: str, unit: float | None) -> float:

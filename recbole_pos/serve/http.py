@@ -113,9 +113,13 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         trained: the model.
         body: the request.
 
+    Returns:
+        One answer for each history or user. It has an error, and no items, for a history that the
+        model cannot read, such as one without the times that it needs.
+
     Raises:
-        UsageError: unless it has either histories or users, and whatever else is wrong with it, as
-            in :meth:`Recommender.recommend`.
+        UsageError: if the request has both histories and users, or neither, or if something else
+            is wrong with it, as in :meth:`Recommender.recommend`.
     """
     # Read the histories into arrays, in which one follows the other (packed).
     if (body.histories is None) == (body.users is None):

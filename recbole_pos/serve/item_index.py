@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 import zipfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +66,18 @@ def use_index(
         )
     vectors = np.ascontiguousarray(trained.scorer.require_vectors().cpu().numpy())
 
-    # Read the saved index (FILE), which has a digest (key) of the weights and item vectors it was
-    # made from; None if there is none, or it has another key.
+    # Read the saved index from the run folder (FILE is its name, index.npz). It has a digest (key)
+    # of the weights and item vectors that it was made from, so `read_index` returns None for an
+    # index of others. A model without a run folder has no saved index.
     file, key = None, ""
     if trained.folder is not None:
         file = trained.folder.path / FILE
         key = digest_file(trained.folder.checkpoint) + hashlib.sha256(vectors.data).hexdigest()
     index = None if file is None else read_index(file, key, vectors)
 
-    # Or build it, and measure its recall on histories of users, for which the data are needed. A
-    # model with a Catalogue was loaded without them.
+    # Or build it: divide the items into lists, and measure the recall on histories of users. These
+    # need the data, so a model that was loaded without them (it has a Catalogue, the names of items
+    # only, in place of a dataset) is loaded again with them.
     if index is None:
         source = trained
         if isinstance(trained.dataset, Catalogue) and trained.folder is not None:
@@ -243,29 +244,35 @@ class ItemIndex:
             )
 
     def measure_recall(self, states: torch.Tensor, vectors: torch.Tensor) -> None:
-        """Measure for several numbers of lists the share of the best items that the index finds.
+        """Measure the recall of the index for several numbers of lists that a history reads.
 
-        A history reads only so many of the lists, into which the index divides the items.
+        The index divides the items into lists. Recall is the share of the k best items of a history
+        that are found if it reads only so many of the lists, on average over n histories. The
+        numbers of lists are kept in ``probes``, and the recall with each in ``recalls``.
 
         Args:
             states: [n, d] vectors of histories.
-            vectors: [items + 1, d] item vectors by id, of which the best ones are found exactly.
+            vectors: [items + 1, d] item vectors by id; id 0 is padding.
         """
-        # len(self.lists) is the number of items: ``lists`` has the list's number for each item.
-        every_item = Choice(torch.arange(1, len(self.lists) + 1))
-        k = min(RECALL_AT, len(self.lists))
+        # ``lists`` has an entry for each item, and ``centroids`` one for each list.
+        num_items, num_lists = len(self.lists), len(self.centroids)
+
+        # The k best items of each history [n, k], by an exact search over all items.
+        k = min(RECALL_AT, num_items)
+        every_item = Choice(torch.arange(1, num_items + 1))
         with torch.inference_mode():
-            scores = partial(products, states, vectors)
-            _, best_items = find_best_items(lambda ids: scores(ids).cpu(), every_item, k)
+            _, best_items = find_best_items(
+                lambda ids: products(states, vectors, ids).cpu(), every_item, k
+            )
         queries = states.cpu().numpy()
 
+        # Try numbers of lists. A list has num_items / num_lists items on average, so the first
+        # number is that of lists with 2 * k items in all. It is doubled until nearly all of the
+        # best items are found (a recall of ENOUGH), or all lists are read.
         probes: list[int] = []
         recalls: list[float] = []
-        # len(self.centroids) is the number of lists.
-        # The first number of lists is so small that they hold about twice k items. It is doubled
-        # until nearly all of the best items are found (ENOUGH), or all lists are read.
-        num_probes = math.ceil(2 * k * len(self.centroids) / len(self.lists))
-        while num_probes < len(self.centroids) and (not recalls or recalls[-1] < ENOUGH):
+        num_probes = math.ceil(2 * k * num_lists / num_items)
+        while num_probes < num_lists and (not recalls or recalls[-1] < ENOUGH):
             _, items = self._search(queries, k, num_probes)
             num_found = 0
             for best_of_history, found in zip(best_items, items, strict=True):
@@ -273,17 +280,27 @@ class ItemIndex:
             probes.append(num_probes)
             recalls.append(num_found / best_items.size)
             num_probes *= 2
-        self.probes = np.array([*probes, len(self.centroids)])
+
+        # With all lists the search is exact, so its recall need not be measured.
+        self.probes = np.array([*probes, num_lists])
         self.recalls = np.array([*recalls, 1.0])
 
     def choose_probes(self, recall: float) -> None:
-        """Set the number of lists to read to the smallest measured one that has this recall.
+        """Set how many of the lists of items a history reads, by the recall that is asked for.
 
-        For a recall of 1 all lists are read, so that it is the recall of every history.
+        The index divides the items into lists of near ones. ``probes`` are the numbers of lists
+        that were tried, ascending, and ``recalls`` the measured recall with each of them. The last
+        number is that of all lists, whose recall is 1. For example, with probes [5, 10, 40] and
+        recalls [0.8, 0.97, 1], a recall of 0.9 needs 10 lists.
+
+        Args:
+            recall: least share of the best items to be found, above 0 and at most 1. For 1 all
+                lists are read: fewer may have found every best item of the histories that were
+                measured, but need not do so for others.
         """
-        # ``recalls`` belong to ``probes``, which ascend; the last, all lists, has recall 1.
-        first = np.flatnonzero(self.recalls >= recall)[0] if recall < 1 else -1
-        self.num_probes, self.recall = int(self.probes[first]), float(self.recalls[first])
+        is_enough = self.recalls >= recall
+        chosen = int(is_enough.argmax()) if recall < 1 else len(is_enough) - 1  # argmax: first True
+        self.num_probes, self.recall = int(self.probes[chosen]), float(self.recalls[chosen])
 
     def can_rank(self, histories: Histories, k: int, choice: Choice) -> bool:
         """Return whether the index ranks items about as well as its measured recall says.

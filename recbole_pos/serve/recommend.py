@@ -151,17 +151,18 @@ def write_recommendations(
         UsageError: if an argument, the run or a history is wrong.
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
-    keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
+    keep_freed_memory()  # else each batch asks the system for memory again, which takes time
     file = Path(out or RunFolder(options.run_dir).require().path / "recommendations.csv")
-    is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe, or /dev/stdout
-    if file.suffix not in ("", ".csv", ".parquet") and not is_special:
+    is_pipe = os.path.exists(file) and not os.path.isfile(file)  # or a device: /dev/stdout
+    if file.suffix not in ("", ".csv", ".parquet") and not is_pipe:
         raise UsageError(f"out: {file}: expected a name that ends in .csv or .parquet; change it")
 
-    # ``printed`` keeps tables until they have more than _MAX_PRINTED rows, too many to print.
-    reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
+    # The file is opened before the model is loaded, so that a wrong path fails at once. ``choice``
+    # are the items that may be recommended. ``parts`` are some thousand histories each, as arrays.
+    reporter = Reporter(enabled=not is_pipe)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
-    printed: list[pd.DataFrame] = []
-    with open_writer(file) as write:  # before the model is loaded: a wrong path fails at once
+    first_rows: list[pd.DataFrame] = []  # of each table that is written, to print a short result
+    with open_writer(file) as write:
         trained, choice = load_model(options, reporter)
         if options.histories is None:
             parts = iter([trained.read_users(users)])
@@ -171,21 +172,20 @@ def write_recommendations(
         with reporter.task("recommending") as task:
 
             def write_and_show(table: pd.DataFrame) -> None:
-                """Write a table, show how far the work is, and keep a short result to print it."""
+                """Write a table, show how far the work is, and keep the table's first rows."""
                 write(table)
                 task.advance(int((table["rank"] == 1).sum()))  # each user has one such row
-                if sum(map(len, printed)) <= _MAX_PRINTED:
-                    printed.append(table)
+                first_rows.append(table.head(_MAX_PRINTED).copy())  # not the memory of all rows
 
-            for histories in parts:  # some thousands, as arrays
+            for histories in parts:
                 histories = trained.add_request_time(histories, read_at(options.at))
                 histories.warn_of_errors()
                 counts += write_lists(trained, choice, options, histories, write_and_show)
 
-    # Print short results for chosen users or histories, and what the user should know of all.
+    # Print a result of at most _MAX_PRINTED rows, unless it is for all users; then the counts.
     is_for_some = users is not None or options.histories is not None
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
-        reporter.line(pd.concat(printed).to_string(index=False))
+        reporter.line(pd.concat(first_rows).to_string(index=False))
     report_counts(counts, trained, reporter)
     reporter.line(str(file))
     return file
@@ -444,12 +444,14 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
             has_header = True
 
         def write_parquet(table: pd.DataFrame) -> None:
-            """Append recommendations; the first table opens the file and gives it its columns."""
+            """Append a table of recommendations; the first table opens the file."""
             nonlocal writer
-            # A recommendation has columns of _TYPES (id, rank, item, score, by), and for each
-            # reason those of _REASON_TYPES (its item, steps back, two changes).
+            # Types of the columns. A row has 5 columns of a recommendation (id, rank, item, score
+            # and by, of the types _TYPES), and then 4 for each reason (its item, steps back and
+            # two changes, of the types _REASON_TYPES): 13 columns are those of 2 reasons.
             num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
-            schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))
+            types = _TYPES + _REASON_TYPES * num_reasons
+            schema = pa.schema(zip(table.columns, types, strict=True))
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(unfinished, schema))
             table = table.astype({table.columns[0]: str})  # ids of histories may be numbers

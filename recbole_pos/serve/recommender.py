@@ -7,7 +7,6 @@ it is given, ``scorer.py`` asks the model.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
@@ -19,16 +18,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.identity import Growth, extend_log
 from recbole_pos.data.item_vectors import read_new_vectors, to_file
-from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice
-from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.models import reads_users
 from recbole_pos.serve.explain import (
     BATCH,
@@ -38,7 +34,12 @@ from recbole_pos.serve.explain import (
     require_reasons,
 )
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
-from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
+from recbole_pos.serve.histories import (
+    Fields,
+    Histories,
+    read_histories,
+    take_histories,
+)
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
 from recbole_pos.values import listed, read_names, shown
 
@@ -90,7 +91,6 @@ class Recommender(FittedModel):
         self.growth = Growth()  # nothing; `load` counts what came after the training
         self.unknown_users: dict[str, None] = {}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
-        self._has_warned = False  # that a request without a time is taken to be made now
 
         # Items: names, ids by name (id 0 is padding), and what scores them.
         dataset = experiment.dataset
@@ -146,28 +146,42 @@ class Recommender(FittedModel):
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         """Load a trained model with its dataset, as :meth:`load` does.
 
-        What came into the files after the training is in ``dataset.held_out``, None if nothing
-        came. Those interactions are appended to the histories of their users. Most models read the
-        history of a new user like any other; a model that knows users only by their ids does not.
+        The files may have gained interactions since the training. Those of known items are appended
+        to the histories of their users, new users among them. A model that scores users by their
+        ids has learned nothing of new users, so for such a model theirs are left out.
+
+        Args:
+            run_dir: the folder of the run.
+            data_path: the folder that holds the folder of the dataset; None for the run's.
+
+        Returns:
+            The model. Its ``growth`` counts what the files have gained, and ``unknown_users`` has
+            the new users who get the most popular items, since the model can score nothing for
+            them.
         """
 
-        def add_held_out(dataset: Any) -> Any:
-            """Return the dataset with the later interactions that the model can read."""
+        def append_later(dataset: Any) -> Any:
+            """Return the dataset with its later interactions (``held_out``), if there are any."""
             if dataset.held_out is None:
                 return dataset
             by_user = reads_users(dataset.config["model"], dataset.config.model_class)
             return extend_log(dataset, dataset.held_out, has_new_users=not by_user)
 
-        # ``grown`` allows that the files have more interactions than the training had.
-        experiment = load(run_dir, view=add_held_out, grown=True, data_path=data_path)
+        # With ``grown``, `load` accepts files that have gained interactions, and keeps these apart
+        # in ``held_out`` of the dataset. It then replaces the dataset by what ``view`` makes of it.
+        experiment = load(run_dir, view=append_later, grown=True, data_path=data_path)
         trained = cls(experiment, folder=find_run_folder(run_dir))
         held_out = experiment.dataset.held_out
-        if held_out is not None:
-            # New users have no history that can be read if it has unknown items only, or if the
-            # model knows users by their ids.
-            trained.growth = held_out.growth
-            new_users = held_out.users if trained.by_user else ()
-            trained.unknown_users = dict.fromkeys([*new_users, *held_out.users_of_unknown_items])
+        if held_out is None:
+            return trained
+
+        # New users of unknown items only (``users_of_unknown_items``) have nothing that a model can
+        # read. The other new users (``users``) are unknown to a model that scores users by ids.
+        trained.growth = held_out.growth
+        unknown = [*held_out.users_of_unknown_items]
+        if trained.by_user:
+            unknown = [*held_out.users, *unknown]
+        trained.unknown_users = dict.fromkeys(unknown)
         return trained
 
     def add_items(self, item_vectors: Any) -> str:
@@ -300,60 +314,6 @@ class Recommender(FittedModel):
         """Feature fields that histories may have: events or user -> field -> ids of its names."""
         return self.scorer.list_fields(self.dataset.field2id_token)
 
-    def add_request_time(
-        self, histories: Histories, at: float | str | date | datetime | None = None
-    ) -> Histories:
-        """Add the time at which recommendations are asked for to histories, if the model reads it.
-
-        A history with a time of its own keeps it; others get ``at``, or now.
-
-        Args:
-            histories: the histories.
-            at: time of the requests, a number in the unit of the time field, text or a date; None
-                to take now.
-
-        Warns:
-            RunWarning: the first time that now is taken.
-
-        Raises:
-            UsageError: for a time that the model does not read, or after the year 2200, or if every
-                request is before the newest interaction of its history.
-        """
-        if not self.scorer.reads_request:  # it was trained without request_time: target
-            if at is None and histories.at is None:
-                return histories
-            raise UsageError(
-                f"at: {self.config['model']} was trained with request_time: none and reads no time "
-                "of a request; leave it out"
-            )
-
-        # The time for histories without one of their own, which are NaN in ``histories.at``.
-        default: float | np.ndarray = np.nan
-        if at is not None:
-            default = read_moment(at, "at", self._unit)
-        elif histories.at is None or np.isnan(histories.at).any():
-            default = self._take_now(histories)
-        histories = histories.with_request_time(default)
-        self._refuse_late_times(histories)
-        return histories
-
-    def _take_now(self, histories: Histories) -> np.ndarray:
-        """Return the current time [b] in the unit of the time field, and warn the first time.
-
-        A history whose newest interaction is later than this machine's clock, since another clock
-        gave it its times, gets the time of that interaction.
-
-        Raises:
-            UsageError: if the time field counts no time, so that the current time is not in it.
-        """
-        if self._unit is None:
-            raise UsageError("at: the time field counts no time; give at instead of now")
-        if not self._has_warned:
-            self._has_warned = True
-            text = "at: the model reads the time of requests: now is taken"
-            warnings.warn(text, RunWarning, 4)
-        return np.maximum(time.time() / self._unit, histories.newest)
-
     def list_users(self) -> list[str]:
         """Return the names of all users with an interaction, those with unknown items only last."""
         names = self.dataset.field2id_token[self.dataset.uid_field]
@@ -373,34 +333,20 @@ class Recommender(FittedModel):
         Raises:
             UsageError: if a user has no interaction.
         """
-        dataset, log = self.dataset, self.dataset.log
         given = self.list_users() if users is None else read_names(users, "users")
         names = list(dict.fromkeys(given))  # each once
+        histories = take_histories(self.dataset, names)
 
-        # A user without any interaction in the dataset is an error, one without known items is not.
-        id_by_name = dataset.field2token_id[dataset.uid_field]
-        ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
-        lengths = log.lengths[ids]
-        empty = [name for name, length in zip(names, lengths, strict=True) if length == 0]
+        # A user without any interaction in the dataset is an error, one without known items
+        # (``unknown_users``) is not.
+        empty = [names[row] for row in np.flatnonzero(histories.lengths == 0)]
         absent = [name for name in empty if name not in self.unknown_users]
         if absent:
             raise UsageError(
                 f"users: {len(absent)} of {len(names)} have no interaction in "
-                f"{shown(dataset.dataset_name)}: {listed(absent)}"
+                f"{shown(self.dataset.dataset_name)}: {listed(absent)}"
             )
-
-        # Take the users' interactions from the log, where each user's begin at ``offsets``, and the
-        # features of these interactions and users.
-        index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
-        rows = torch.from_numpy(ids)
-        all_features = read_history_features(dataset)
-        features = Features(
-            {name: values[index] for name, values in all_features.events.items()},
-            {name: values[rows] for name, values in all_features.users.items()},
-        )
-        items, times = log.items[index].numpy(), log.times[index].numpy()
-        unknown = np.zeros_like(ids)  # numbers of unknown items: the log has none
-        return Histories(names, items, lengths, times, unknown, users=ids, features=features)
+        return histories
 
     def make_tables(
         self, packed: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
@@ -485,25 +431,54 @@ class Recommender(FittedModel):
     def _rank_by_popularity(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return popularity and ids [b, k] of the most popular items for each of b histories.
+        """Rank the items for each of b histories by popularity, the same for all histories.
 
-        Boosts do not count here: they are for scores of the model.
+        Args:
+            histories: b histories, of which no item is known to the model.
+            k: number of items for each; all that may be recommended if there are fewer.
+            hides_seen: whether items of a history are not recommended to it.
+            choice: ids of the items that may be recommended. Its boosts are ignored here, since
+                they are made for scores of the model.
+
+        Returns:
+            Popularity (share of the training interactions, -inf where no item is left) and item
+            ids, both [b, k].
         """
-        # `restrict` gives -inf to items that a history's own list does not allow.
-        scores = histories.restrict(lambda ids: self.popularity[ids].repeat(len(histories), 1))
-        return find_best_items(scores, Choice(choice.items), k, histories.list_barred(hides_seen))
+        without_boosts = Choice(choice.items)
+
+        def score(ids: torch.Tensor) -> torch.Tensor:
+            """Return the popularity of c items once for each history, [b, c]."""
+            return self.popularity[ids].repeat(len(histories), 1)
+
+        # A history may have a list of the only items for it: `restrict` makes of ``score`` a
+        # function that gives -inf to others. ``barred`` are pairs of a history and a hidden item.
+        barred = histories.list_barred(hides_seen)
+        return find_best_items(histories.restrict(score), without_boosts, k, barred)
 
     def _rank_by_model(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores and ids [b, k] of the items that the model ranks highest for b histories.
+        """Rank the items for each of b histories by the scores of the model.
 
-        All items of ``choice`` are scored, unless the scorer has an approximate index of them.
+        Args:
+            histories: b histories, each with an item that the model knows.
+            k: number of items for each; all that may be recommended if there are fewer.
+            hides_seen: whether items of a history are not recommended to it.
+            choice: ids of the items that may be recommended, and boosts added to their scores.
+
+        Returns:
+            Scores (-inf where no item is left) and item ids, both [b, k].
         """
         barred = histories.list_barred(hides_seen)  # pairs of a history and a hidden item
-        index = self.scorer.index
+
+        # An approximate index finds the items of the highest scores without scoring all. Boosts and
+        # a few other requests are beyond it (`can_rank` is false): they are ranked exactly.
+        index = self.scorer.index  # None if the user asked for no index
         if index is not None and index.can_rank(histories, k, choice):
             return index.find_best(self.scorer.encode(histories), k, choice, barred)
+
+        # `make_scores` gives a function from c item ids to scores [b, c]. A history may have a list
+        # of the only items for it: with `restrict`, that function gives -inf to others.
         scores = histories.restrict(self.scorer.make_scores(histories))
         return find_best_items(scores, choice, k, barred)
 
