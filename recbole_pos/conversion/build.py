@@ -488,11 +488,13 @@ class Builder:
             entities: [n] number of the item (user) that has each value.
             rows: [n] row of the source in which each value is, for the report.
         """
+        # ``first`` has one cell for each item (user); ``is_contradicting`` [n] is true for a value
+        # other than the first of its item (user).
         first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
         wrong = rows[is_contradicting]
         if len(wrong):
             places = ", ".join(source.locate_rows(wrong[:MAX_LISTED]))
-            # `as_kind` with the same kind only adds a note, which is reported.
+            # Add a note, which is reported: `as_kind` with the same kind changes nothing else.
             note = f"{len(wrong):,} rows differ from the first of the {table}, which was taken"
             first = first.as_kind(first.kind, f"{note}, first {places}")
         self._add(column, source, table, first)

@@ -185,7 +185,7 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     Raises:
         UsageError: if the column has another type of Arrow.
     """
-    # Turn times and lists into numbers and text, which Arrow can number.
+    # Turn times into seconds, and lists into text, since Arrow numbers values of these types only.
     kind = time_note = ""
     dtype, types = column.type, pa.types
     is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
@@ -198,20 +198,25 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     elif not (is_text or types.is_integer(dtype) or types.is_floating(dtype)):
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
 
-    # Number the different values from 1, as 0 is the code of missing cells, and get their texts.
+    # Arrow's dictionary has the different values, which are numbered from 0, and null for a missing
+    # cell. In ``Cells`` they are numbered from 1, and 0 is the code of a missing cell: so each code
+    # is one more, and ``values`` has an empty text in front. [a, b, null, a] has Arrow's numbers
+    # [0, 1, null, 0]; here the codes are [1, 2, 0, 1] and the values ["", "a", "b"].
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    values = encoded.dictionary
-    is_float = types.is_floating(values.type)
-    texts = format_numbers(values) if is_float else values.cast(pa.string()).fill_null("")
+    distinct = encoded.dictionary
+    is_float = types.is_floating(distinct.type)
+    texts = format_numbers(distinct) if is_float else distinct.cast(pa.string()).fill_null("")
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
-    cells = Cells(codes, pa.concat_arrays([pa.array([""]), texts]))
+    cells = Cells(codes, values=pa.concat_arrays([pa.array([""]), texts]))
 
-    # Replace words for a missing value by empty texts, and note how many cells had one. ``recode``
-    # also gives one code to values of the same text, as 0.0 and -0.0 are both "0".
+    # Some texts are words for a missing value. Note how many cells have one (`count` takes a mask
+    # of the texts), and replace these texts by empty ones: `recode` then gives their cells the code
+    # 0. It also gives one code to values of the same text, as 0.0 and -0.0 are both "0".
     is_missing = pc.is_in(texts, pa.array([word for word in (*MISSING, *missing) if word]))
     examples = ", ".join(map(repr, texts.filter(is_missing).to_pylist()[:4]))
     note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
-    return cells.recode(pc.if_else(is_missing, "", texts), kind, time_note, note)
+    new_texts = pc.if_else(is_missing, "", texts)  # one for each of ``texts``
+    return cells.recode(new_texts, kind, time_note, note)
 
 
 def _join_lists(chunk: Any) -> pa.Array:
@@ -307,12 +312,12 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
 def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
     """Return the cells of a column with the kind (type of field) that the user gives it.
 
-    ``as_kind`` keeps the cells and only sets the kind; ``recode`` gives them other texts as well.
+    Cells are codes of their different ``texts``. ``as_kind`` sets the kind and keeps the texts;
+    ``recode`` sets the kind and replaces each of the different texts.
 
     Args:
-        cells: the cells of the column, as codes of their different ``texts``.
+        cells: the cells of the column.
         kind: ``token`` (a name), ``float``, or a sequence of these: ``token_seq``, ``float_seq``.
-            The values of a sequence are separated by pipes, blanks or commas in a cell of text.
         column: name of the column, for messages.
         decimal: decimal separator of numbers, a point or a comma.
 
@@ -329,13 +334,18 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence, unless the column has lists already. All cells of text are split by the same
-    # separator: by pipes if any cell has one, else by blanks if any has one, else by commas.
+    # A sequence. Within a text, its values are separated by INNER, a control character. Lists of
+    # Arrow have been joined by it already: their ``cells.kind`` is that of a sequence.
+    # In other cells, the separator of the user is replaced by it, so that "red, blue" becomes
+    # "red", INNER, "blue". It is the same for all cells: pipes if any cell has one, else blanks if
+    # any has one, else commas.
     if not cells.kind.endswith("_seq"):
-        found = [mark for mark in _SEQUENCE_SEPARATORS if _any_match(cells.texts, mark)]
-        separator = found[0] if found else ","
-        texts = pc.replace_substring_regex(cells.texts, rf"\s*{separator}\s*", INNER)
-        cells = cells.recode(texts, kind)
+        separators = (mark for mark in _SEQUENCE_SEPARATORS if _any_match(cells.texts, mark))
+        separator = next(separators, ",")
+        new_texts = pc.replace_substring_regex(cells.texts, rf"\s*{separator}\s*", INNER)
+        cells = cells.recode(new_texts, kind)
+
+    # The kind of lists of Arrow may be another one than the user's.
     if kind == "float_seq":
         _require_finite(cells, f"type: {column}=float_seq")
     return cells.as_kind(kind)
@@ -478,9 +488,16 @@ def find_first_values(
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     """Decide whether a column of the interactions says something of the item, or of the user.
 
-    A brand, for instance, is the same in all interactions of an item. A column belongs to items
-    (users) if values of one item (user) differ at most a tenth as often as by chance. If no item
-    (user) has two values, this cannot be tested, and it does not belong.
+    A brand, for instance, is the same in all interactions of an item. Values may contradict: a cell
+    does if its item has another value in its first filled cell. The column belongs to the items if
+
+        contradicting cells / cells that could contradict <= 0.1 * chance,
+
+    where ``chance`` is how often two random cells of the column differ, and 0.1 is
+    _MAX_CONTRADICTIONS. For example, 100 cells of 10 items could contradict in 90 cells, all but
+    the first of each item. If 2 do, the share is 0.02; with two brands that are equally frequent,
+    the chance is 0.5, and 0.02 is below 0.05. The same is tested for users. If no item (user) has
+    two filled cells, nothing could contradict, and the column does not belong to them.
 
     Args:
         cells: [interactions] cells of the column, as codes of its different texts; code 0 is an
@@ -491,22 +508,24 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
         ``item`` or ``user``, whichever its values contradict less; ``inter`` (interactions) if it
         belongs to neither.
     """
-    # One value and empty cells, as of a flag: let the empty ones (code 0) count as a second value.
+    # A column with one value and empty cells, such as a flag: let the empty cells be a value, too.
+    # One is added to the codes [0, 1], so that none is 0, which means empty.
     if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
         cells = replace(cells, codes=cells.codes + 1)
-    counts = np.bincount(cells.codes)[1:]  # of each value, without the empty one
-    # The chance that two filled cells, taken at random, differ.
+
+    # Two random cells have the same value v with the probability (share of v)^2.
+    counts = np.bincount(cells.codes)[1:]  # filled cells of each value; the first is of empty ones
     chance = 1 - float(((counts / counts.sum()) ** 2).sum()) if len(counts) else 0.0
 
     best, lowest_share = "inter", np.inf
     for table, index in entities.items():
+        # `find_first_values` returns the first filled cell of each item (user), empty if it has
+        # none, and which cells differ from the first of their item (user).
         first, is_contradicting = find_first_values(cells, index.codes, len(index))
-        num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
-        if not num_repeated:  # no item (user) has two values
+        num_testable = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
+        if not num_testable:
             continue
-        # The share of the cells after the first of an item (user) that differ from the first. It
-        # may be _MAX_CONTRADICTIONS (a tenth) of the chance, at most.
-        share = np.count_nonzero(is_contradicting) / num_repeated
+        share = np.count_nonzero(is_contradicting) / num_testable
         if share <= _MAX_CONTRADICTIONS * chance and share < lowest_share:
             best, lowest_share = table, share
     return best

@@ -247,14 +247,20 @@ class TextTable(AtomicFile):
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
         """Yield blocks of rows: the number of the first row, from 0, and the columns.
 
-        If DuckDB finds anything unusual, the rows are yielded again from the first, read by Python.
+        DuckDB reads most files. If it finds anything unusual, the rows are yielded again from the
+        first, read by Python line by line.
 
         Args:
             kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
+
+        Yields:
+            Number of the first row of a block, and by column its names, its numbers, or a list of
+            arrays.
         """
-        # ``_form`` has counts of the lines; it is None if only Python can read the text. In a file
-        # of one column DuckDB cannot tell a blank line from an empty cell. After an error of DuckDB
-        # (one of ``ENGINE_ERRORS``) or a ValueError, the last line reads the file again.
+        # ``_form`` has counts of the lines that DuckDB must find; it is None if only Python can
+        # read the text. Nor can DuckDB read a file of one column, in which a blank line looks like
+        # an empty cell. Its errors (ENGINE_ERRORS) and ValueErrors are suppressed: then the last
+        # line reads the file again.
         if self._form is not None and len(self.kinds) > 1:
             with suppress(*ENGINE_ERRORS, ValueError):
                 yield from self._read_fast(kinds, self._form)

@@ -251,27 +251,31 @@ def _write_arrays(path: Path, content: Any) -> None:
 
 
 def _read_arrays(path: Path) -> Any:
-    """Read a file that :func:`_write_arrays` wrote: a table of one row, with an array in each cell.
+    """Read nested dicts and lists of arrays and plain values from a file of a cache.
 
-    Its arrays are mapped: they are read from disk when they are used. What is written into one
+    The file is an Arrow table of one row, written by :func:`_write_arrays`. Each column has the
+    bytes of one array. The metadata ``content`` are the dicts and lists as json, where a mapping
+    stands for each array: {_NUMBER: 3, "dtype": "<f8", "shape": [7, 2]} for the array whose bytes
+    are in column 3. ``_NUMBER`` is a key that no other mapping has.
+
+    The arrays are mapped: they are read from disk when they are used. What is written into one
     (mode "c", copy on write) stays in this process and does not change the file.
-
-    Returns:
-        The nested dicts and lists of arrays and plain values that were written.
     """
-    # Arrow keeps three buffers for a column of cells: the last one has their bytes (None if there
-    # are no bytes).
+    # Arrow keeps three buffers for a column: which cells are null, where each cell begins, and the
+    # bytes of all (None if there are none).
     reader = pa.ipc.open_file(pa.py_buffer(np.memmap(path, mode="c")))
-    cells = [column.buffers()[2] for column in reader.get_batch(0).columns]
+    buffers = [column.buffers() for column in reader.get_batch(0).columns]
+    bytes_of_arrays = [data or b"" for _nulls, _begins, data in buffers]
 
-    def find_array(value: dict[str, Any]) -> Any:
-        """Return the array that a mapping of json stands for, other mappings as they are."""
+    def replace_mapping(value: dict[str, Any]) -> Any:
+        """Return the array that a mapping stands for, and any other mapping as it is."""
         if _NUMBER not in value:
             return value
-        array = np.frombuffer(cells[value[_NUMBER]] or b"", np.dtype(value["dtype"]))
+        array = np.frombuffer(bytes_of_arrays[value[_NUMBER]], np.dtype(value["dtype"]))
         return array.reshape(value["shape"])
 
-    return json.loads(reader.schema.metadata[b"content"], object_hook=find_array)
+    # json.loads calls the function for every mapping of the text.
+    return json.loads(reader.schema.metadata[b"content"], object_hook=replace_mapping)
 
 
 def _digest(text: str) -> str:

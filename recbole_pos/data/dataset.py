@@ -200,29 +200,34 @@ class Dataset:
 
     @property
     def target_counts(self) -> np.ndarray:
-        """[items] int64 how often each item is a target in an epoch of training.
+        """[items] int64 how often each item is a target in an epoch of training, by id.
 
-        A state is what the model computes after an interaction, to predict the next target. Under
-        ``target_window: n`` it learns the next n targets of its user, so an item counts once for
-        each state that learns it. For example, of a user with the targets [a, b, c] and n = 2, the
-        states before them learn [a, b], [b, c] and [c]: a counts once, b and c twice.
+        A target is an interaction that the model learns to predict from those before it. With the
+        option ``target_window: n`` it learns from the same history to predict the next n targets of
+        the user. For example, a user with the targets [a, b, c] has three such histories, which
+        end before a, before b and before c. With n = 2 they have the targets [a, b], [b, c] and
+        [c]: a counts once, b and c twice.
         """
         # Only models that train on windows read ``target_window``.
         learns_from_windows = self.config["augmentation"] == "all_positions"
         num_steps = self.config["target_window"] if learns_from_windows else 1
 
-        # All training targets, in the order of the log; and for each whether the state before it
-        # learns at all, as with ``augmentation: none`` only the one before the newest target does.
+        # All m training targets, in the order of the log: user by user, oldest first. Some options
+        # train on fewer histories: ``is_learned_from`` [m] says whether the history that ends
+        # before target i is one of them. With ``augmentation: none`` it is true for a user's newest
+        # target only.
         rows = np.flatnonzero(self.split.find_targets(TRAIN))
         users, items = self.log.find_users(rows), self.log.items.numpy()[rows]
-        has_learning_state = self._find_learned_targets()[rows]
+        is_learned_from = self._find_learned_targets()[rows]
 
-        # For step = 0, 1, ...: the state before target i learns target i + step of the same user.
+        # For step = 0, 1, ...: the history before target i has target i + step, if that is of the
+        # same user. ``nearer`` and ``further`` select i and i + step for all i: [0, ..., m - step)
+        # and [step, ..., m).
         counts = np.zeros(self.item_num, dtype=np.int64)
         for step in range(min(num_steps, len(rows))):
-            num_pairs = len(rows) - step
-            is_learned = has_learning_state[:num_pairs] & (users[:num_pairs] == users[step:])
-            counts += np.bincount(items[step:][is_learned], minlength=self.item_num)
+            nearer, further = slice(len(rows) - step), slice(step, None)
+            is_counted = is_learned_from[nearer] & (users[nearer] == users[further])
+            counts += np.bincount(items[further][is_counted], minlength=self.item_num)
         return counts
 
     def _find_learned_targets(self) -> np.ndarray:

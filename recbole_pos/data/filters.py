@@ -171,36 +171,38 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     if not any(allowed.values()):
         return tables
 
-    # Of users and of items: the names, and for each interaction that is left the number (code) of
-    # its name. ``is_left_out`` says for each name whether its count was wrong in some round.
+    # For "user" and for "item": the different names in the interactions; for each interaction the
+    # number (code) of its name; and for each name whether it is left out.
     columns = {name: tables.inter[key].cat for name, key in key_fields(config).items()}
     names = {name: column.categories for name, column in columns.items()}
     codes = {name: column.codes.to_numpy() for name, column in columns.items()}
     is_left_out = {name: np.zeros(len(names[name]), dtype=bool) for name in _ENTITIES}
 
-    # Each round leaves out all interactions of the users and items whose count is wrong now.
-    is_kept = np.ones(len(tables.inter), dtype=bool)
+    # In each round, count by name the interactions that are left, and leave out those of all users
+    # and items whose count is in no interval. Stop after a round that leaves out none.
+    is_left = np.ones(len(tables.inter), dtype=bool)
     while True:
-        is_dropped = np.zeros(len(codes["user"]), dtype=bool)
+        is_left_after = is_left.copy()
         for name in _ENTITIES:
-            counts = np.bincount(codes[name], minlength=len(names[name]))
+            counts = np.bincount(codes[name][is_left], minlength=len(names[name]))
             is_wrong = (counts > 0) & ~_is_within(counts, allowed[name])
             is_left_out[name] |= is_wrong
-            is_dropped |= is_wrong[codes[name]]
-        if not is_dropped.any():
+            is_left_after &= ~is_wrong[codes[name]]
+        if np.array_equal(is_left, is_left_after):
             break
-        is_kept[is_kept] = ~is_dropped
-        codes = {name: code[~is_dropped] for name, code in codes.items()}
-    tables = tables.keep("inter", is_kept)
+        is_left = is_left_after
+    tables = tables.keep("inter", is_left)
 
-    # The rows of these users and items in their own tables. Like RecBole, keep one that has no
-    # interaction if 0 is not below the lowest interval, and if its count was never wrong.
+    # Keep the rows of the users and items that are left in their own tables. Some have a row there
+    # without any interaction. As in RecBole, 0 interactions are too few if the lowest interval
+    # begins above 0: then keep only the names that occur in the interactions that are left.
+    # Otherwise keep all names but those that were left out.
     for name, key in key_fields(config).items():
         table, intervals = tables.by_name().get(name), allowed[name]
         if table is None or intervals is None:
             continue
         if min(low for low, _, _ in intervals) > 0:
-            is_kept = table[key].isin(names[name][np.unique(codes[name])])
+            is_kept = table[key].isin(names[name][np.unique(codes[name][is_left])])
         else:
             is_kept = ~table[key].isin(names[name][is_left_out[name]])
         tables = tables.keep(name, is_kept.to_numpy())

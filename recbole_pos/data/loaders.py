@@ -135,23 +135,30 @@ class WindowLoader:
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Distribute the training windows over the batches of this epoch.
+        """Distribute the training windows over the batches of this epoch, at random.
+
+        Some windows must come in the same batch: they form a group. For most models every window is
+        a group of its own. All steps but the last one distribute groups, by their numbers; the last
+        one replaces each group by its windows.
 
         Returns:
             For each batch the numbers of its windows, [k] int64.
         """
-        # Put the groups of windows in random order.
+        # Put the groups in random order. ``groups`` is a table with a row for each group, which has
+        # its numbers of windows and inputs; ``windows_by_group`` has the numbers of its windows.
         groups, windows_by_group = self._group_windows()
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(groups)) if self.shuffle else np.arange(len(groups))
 
         # Cut that order into pools, such as [[4, 0, 2], [1, 3]], each with about as many windows as
-        # ``pool_size`` batches: a group is of pool 0, 1, ... by the number of windows before it.
+        # ``pool_size`` batches. If these are 100, a group with 250 windows before it in the order
+        # is in pool 2, and the order is split where the number of the pool changes.
         sizes = groups["windows"].to_numpy()[order]
-        num_before = np.cumsum(sizes) - sizes
-        pools = _split_where_different(order, num_before // (self.batch_size * self.pool_size))
+        pool_numbers = (np.cumsum(sizes) - sizes) // (self.batch_size * self.pool_size)
+        pools = _split_where_different(order, pool_numbers)
 
-        # Cut each pool into batches of groups, and the large ones of these into smaller ones.
+        # Cut each pool into batches, [groups of each], in which windows are about equally long. Cut
+        # batches of more than ``max_inputs`` inputs into smaller ones. Then shuffle the batches.
         batches = [batch for pool in pools for batch in self._cut_pool(pool, groups.iloc[pool])]
         if self.max_inputs is not None:
             num_inputs = groups["inputs"].to_numpy()
@@ -159,7 +166,7 @@ class WindowLoader:
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
 
-        # Replace groups by their windows, if a group may have several.
+        # Replace groups by their windows; None if every window is a group, with the same number.
         if windows_by_group is None:
             return batches
         return [np.concatenate([windows_by_group[i] for i in batch]) for batch in batches]
@@ -203,20 +210,26 @@ class WindowLoader:
         return [part for cut in cuts for part in self._limit_inputs(cut, num_inputs)]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
-        """Yield the batches of this epoch or, with several processes, this one's part of each."""
-        batches, num_targets = self._get_batches(), self.windows.num_targets
+        """Yield the batches of this epoch, packed on the device of ``_gatherer``.
 
-        # The windows of this process in each batch: all, if it is the only one. Copy all their
-        # numbers to the device at once, rather than batch by batch.
+        If several processes train together, each yields its own part of every batch, by its
+        ``shard``. ``_gatherer`` makes a batch of the numbers of its windows.
+        """
+        # ``batches``: the numbers of the windows of each batch, of all processes. ``own_batches``:
+        # those of this process only, which are all if it is the only one.
+        batches = self._get_batches()
         own_batches = [self.shard.take_rows(batch) for batch in batches]
+
+        # Copy all numbers to the device at once, rather than batch by batch, and divide the copy.
         all_numbers = torch.from_numpy(np.concatenate(own_batches)).to(self._gatherer.device)
         numbers_on_device = all_numbers.split(list(map(len, own_batches)))
 
-        for batch, numbers in zip(batches, numbers_on_device, strict=True):
-            # ``take`` returns the same windows as ``take_rows`` above. It also tells the shard how
-            # many targets the batch has, here and in all processes, by which the loss is weighted:
-            # so it is called just before the batch is used.
-            own_batch = self.shard.take(batch, num_targets[batch])
+        # The loss of a batch is weighted by its numbers of targets, in this process and in all.
+        # ``take`` counts them in the shard, which has those of one batch only. So it is called just
+        # before the batch is used; the windows that it returns are known from above.
+        num_targets = self.windows.num_targets  # of every window
+        for batch, own_batch, numbers in zip(batches, own_batches, numbers_on_device, strict=True):
+            self.shard.take(batch, num_targets[batch])
             yield self._gatherer.gather(own_batch, numbers)
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
@@ -229,19 +242,21 @@ class WindowLoader:
             device: device of the model.
             data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
-        # Copy the data to the device if they fit, unless that is done, or the model needs each
-        # batch on the host first: its ``prepare`` computes sizes there that depend on the values.
+        # ``_gatherer`` makes the batches, on the device that has its copy of the data: the host at
+        # first. Give it a copy on the device of the model, if they fit. A model with a function
+        # ``prepare`` needs each batch on the host, where that computes sizes of it: no copy then.
         prepare = self.requirements.prepare
         if self._gatherer.device != device and prepare is None:
             if fits_on_device(device, data_on_device, self.log, self.windows, self.features):
                 self._gatherer = self._make_gatherer(device)
-        batches = iter(self)  # on the device of the gatherer
+        batches = iter(self)
         if self._gatherer.device == device:
             yield from batches
             return
 
-        # Make batches on the host. The next one is made in a thread while the model uses this one;
-        # not with several processes, as the shard keeps the counts of the batch that was made last.
+        # Else make the batches on the host. While the model uses one, a thread makes the next
+        # (``prefetch``). With several processes (not ``is_alone``) it must not: making a batch puts
+        # its numbers of targets into the shard, and the loss of this batch still reads its own.
         if prepare is not None:
             batches = map(prepare, batches)
         if device.type == "cuda":

@@ -130,19 +130,21 @@ def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> Non
         parts: names of the parts of the split that have files of their own
             (``benchmark_filename``); None for one file.
     """
-    # A path that is no name has no dataset. For a name, ``list_interaction_files`` refuses a
-    # missing part; if even the folder is missing, the message below says more.
-    path = Path(name)
-    if path.name == name:
-        path = folder
-        if folder.is_dir() and list_interaction_files(folder, name, parts)[0].exists():
-            return
+    # A name, and not a path, is that of a dataset in ``folder``, which is in order if its file of
+    # interactions exists (`list_interaction_files` raises an error for a missing part).
+    is_name = Path(name).name == name
+    if is_name and folder.is_dir() and list_interaction_files(folder, name, parts)[0].exists():
+        return
 
-    # Propose the datasets in the folder that the user has typed, or else those beside it.
-    found = _list_datasets(Path(name)) or _list_datasets(path.parent)
+    # The folder in which the dataset was expected, such as logs/shop, with the file shop.inter.
+    expected = folder if is_name else Path(name)
+
+    # Propose other datasets: those in a folder that the user may have meant (a folder of datasets
+    # in place of a dataset), or else those beside the expected folder.
+    found = _list_datasets(Path(name)) or _list_datasets(expected.parent)
     raise UsageError(
-        f"dataset {shown(name)} not found: there is no {path / path.name}.inter"
-        f"{suggest(path.name, found)}; -d takes the name or the folder of a dataset, and "
+        f"dataset {shown(name)} not found: there is no {expected / expected.name}.inter"
+        f"{suggest(expected.name, found)}; -d takes the name or the folder of a dataset, and "
         f"--data_path the folder that holds its folder (found there: {listed(found) or 'none'})."
         " `recbole-pos convert FILE --name NAME` makes a dataset of a csv, json or parquet file"
     )

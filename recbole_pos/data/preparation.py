@@ -334,8 +334,10 @@ def _number_all_names(
         for field in group:
             for table_name, table in tables.by_name().items():
                 if field in table:
+                    # `_number_column` also adds the names that are new to ``id_by_name``.
                     column_ids = _number_column(table[field], id_by_name, tables.storage)
                     ids[table_name, field] = column_ids
+        # ``id_by_name`` now has all names of the group, in the order of their ids.
         names |= dict.fromkeys(group, np.array(["[PAD]", *id_by_name]))
     return names, ids
 
@@ -355,7 +357,9 @@ def _number_column(
     Returns:
         [rows] int64, 0 where there is no name; or an array of int64 for each row of arrays.
     """
-    # Codes: for each cell the place of its name in ``names``, -1 where there is none.
+    # ``names`` are the different names of the column, and ``codes`` has for each cell the index of
+    # its name there, -1 where there is none. A column of categories has both already. The arrays of
+    # a column of lists are put end to end first: [[b], [a, b]] becomes [b, a, b].
     has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
     if column.dtype == "category":
         codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
@@ -364,8 +368,9 @@ def _number_column(
         codes, names = pd.factorize(cells)
         names = np.asarray(names, dtype=object)
 
-    # Give ids in the order in which names appear. The array has one more place, at its end, whose 0
-    # is what the code -1 reads.
+    # The id of each code, given in the order in which the names appear in the column. `setdefault`
+    # returns the id of a name that has one, and otherwise gives it the next number. The array has
+    # one more place, at its end: an index of -1 reads the last place, where 0 stands for no name.
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
     id_by_code = np.zeros(len(names) + 1, dtype=np.int64)
@@ -373,13 +378,14 @@ def _number_column(
         id_by_name.setdefault(name, len(id_by_name) + 1) for name in names[appeared]
     ]
 
-    # Replace codes by ids: for each list, or for the column.
+    # Replace codes by ids. Those of lists are divided again, where each list ends.
     if has_lists:
         return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
-    # Chunk by chunk, since numpy makes int64 of all codes that it gets, 8 bytes for each.
+
+    # Other columns are as long as the file, so this is done chunk by chunk: an index needs 8 bytes
+    # for each code. `empty` makes an array in memory or on disk.
     column_ids = storage.empty(len(codes), np.int64)
     for start in range(0, len(codes), CHUNK_INTERACTIONS):
         chunk = slice(start, start + CHUNK_INTERACTIONS)
-        # The mode "wrap" reads -1 as the last place.
-        np.take(id_by_code, codes[chunk], out=column_ids[chunk], mode="wrap")
+        column_ids[chunk] = id_by_code[codes[chunk]]
     return column_ids

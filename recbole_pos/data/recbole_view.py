@@ -63,20 +63,28 @@ class RecBoleView(SequentialDataset):
             phase: train, valid or test, whose targets are the rows; None for all interactions that
                 have a history.
         """
+        # What an attribute is for is said at the class. Most are those of RecBole's dataset, under
+        # RecBole's names, with values of the finished dataset.
         config = data.config
         self.data, self.phase, self.config = data, phase, config
 
-        # names and options
+        # The names of the dataset and of its fields, and lengths of histories.
         self.dataset_name, self.dataset_path = data.dataset_name, config["data_path"]
         self.uid_field, self.iid_field = data.uid_field, data.iid_field
         self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
 
-        # tables, and what RecBole knows of their fields; lists have a second dimension
+        # The tables of users and items (RecBole's Interaction is a table of tensors by field), and
+        # names by id.
         self.field2id_token, self.field2token_id = data.field2id_token, data.field2token_id
         self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
         self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
+
+        # What RecBole knows of each field: its type, such as token; the table that it is in, by
+        # which it is written; the length of its lists, which are the second dimension of a column;
+        # and for numbers, into how many buckets they are divided, for which RecBole writes 2 where
+        # they are not.
         self.field2type = {field: FeatureType(kind) for field, kind in data.kinds.items()}
         self.field2source, self.field2seqlen = {}, {}
         for name, table in data.tables.items():
@@ -89,9 +97,10 @@ class RecBoleView(SequentialDataset):
         floats = [field for field, kind in data.kinds.items() if "float" in kind]
         self.field2bucketnum = dict.fromkeys(floats, 2)
 
-        # Rows: sequential models take targets with their histories, other models interactions. For
-        # histories RecBole's ``_aug_presets`` adds attributes such as ``item_id_list_field``, for
-        # which it reads the names of the columns in ``inter_feat``.
+        # The rows (``inter_feat``): all interactions at first; then those of the phase, which for
+        # sequential models have histories. RecBole's ``_aug_presets`` sets an attribute with the
+        # name of the history's column for each column of ``inter_feat``: ``item_id_list_field`` is
+        # "item_id_list". So it is called before these are replaced.
         self.inter_feat = Interaction(dict(data.log.fields))
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             self._aug_presets()

@@ -73,6 +73,7 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     Args:
         summary: of the split; see :func:`~recbole_pos.data.targets.make_split`.
     """
+    # Exact copies. Counts of the summary are by phase: {"train": 9, "valid": 1, "test": 1}.
     warnings = []
     targets, num_copies = summary["targets"], sum(summary["copies"].values())
     if num_copies:
@@ -85,15 +86,19 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    if "leaks" not in summary:  # they are counted only if a file gives each part
+    # The others are looked for only if the user gives a file for each part, which may be wrong.
+    if "leaks" not in summary:
         return warnings
 
+    # Parts of which all targets are of items that were never trained on (cold).
     for phase in ("valid", "test"):
         if summary["cold_targets"][phase] == targets[phase] > 0:
             warnings.append(
                 f"benchmark_filename: no item of the {phase} targets is in training; unless that "
                 "is meant, names are written differently in the files"
             )
+
+    # Leaks.
     for leak, text in (
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),

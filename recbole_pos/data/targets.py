@@ -417,24 +417,30 @@ def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarra
         copies: [copies] int64 rows of the copies.
         originals: [copies] int64 for each of them, the first row that is the same.
     """
-    found = [np.empty((2, 0), dtype=np.int64)]
-    for chunk_rows, chunk in log.iterate_chunks():
+    copies, originals = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for chunk_rows, chunk in log.iterate_chunks():  # whole users, to need little memory
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
 
-        # Only rows at the same time as another row of their user may be copies. ``group`` numbers
-        # the pairs of user and time.
+        # The rows in the order of user and time. Number the pairs of user and time (``group``): in
+        # the example, the times [1, 1, 1, 2] of one user are the groups [0, 0, 0, 1].
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
-        is_same = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)  # as the row before
-        is_tied = np.append(is_same, False) | np.append(False, is_same)
-        group = np.cumsum(np.append(True, ~is_same))[is_tied]
-        rows = rows[is_tied]
+        is_new = np.diff(users[rows], prepend=-1) != 0  # from the row before
+        is_new |= np.diff(times[rows], prepend=np.nan) != 0
+        group = np.cumsum(is_new) - 1
 
-        # The first row of each group and item is the original, also of itself; others are copies.
+        # Only rows of a group of several may be copies: here the rows [0, 1, 2]. These are few, so
+        # what follows takes little time.
+        is_in_several = np.bincount(group)[group] > 1
+        rows, group = rows[is_in_several], group[is_in_several]
+
+        # The original of each is the first row with the same group and item, which may be the row
+        # itself. For the items [a, b, a] these are the rows [0, 1, 0], so the last is a copy.
         key = group * (items.max() + 1) + items[rows]  # one number for each group and item
         original = pd.Series(rows).groupby(key).transform("first").to_numpy()
-        found.append(chunk_rows.start + np.stack((rows, original))[:, rows != original])
-    copies, originals = np.concatenate(found, axis=1)
-    return copies, originals
+        is_copy = rows != original
+        copies.append(chunk_rows.start + rows[is_copy])  # rows of the chunk -> rows of the log
+        originals.append(chunk_rows.start + original[is_copy])
+    return np.concatenate(copies), np.concatenate(originals)
 
 
 def _count_leaks(

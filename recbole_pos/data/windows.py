@@ -61,9 +61,13 @@ class Windows:
         return num_before[self.end + 1] - num_before[self.first + 1]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Return the windows that have a target where ``is_target`` ([interactions] bool) is true.
+        """Return the windows that still have a target if only some interactions may be targets.
 
-        Only such interactions are targets of the returned windows, whose rows stay as they are.
+        The returned windows have the same inputs as before (rows ``start`` to ``end`` of the log,
+        and context before ``first``). Only windows that are left without a target are missing.
+
+        Args:
+            is_target: [interactions] bool, which interactions may be targets.
         """
         restricted = Windows(self.start, self.end, self.first, is_target)
         is_kept = restricted.num_targets > 0
@@ -87,9 +91,10 @@ def cut_windows(
 
             - ``last``: only the window of the newest inputs, as SASRec's code does;
             - ``chunk``: windows of L targets, end to end, counted from the newest;
-            - ``sliding``: windows with ``stride`` new targets each, before which up to L - stride
-              inputs are context (read, without a target); training costs L / stride times as much;
-            - ``prefix``: windows of one target each.
+            - ``sliding``: windows of L inputs, of which only the newest ``stride`` have a target
+              (in a user's oldest window all). The inputs before them are context, which the model
+              reads without learning a target after it. Training costs L / stride times as much;
+            - ``prefix``: windows of up to L inputs, of which only the newest has a target.
         stride: new targets per window under ``sliding``; L // 2 when None. Else it is not read.
 
     Returns:
@@ -98,31 +103,42 @@ def cut_windows(
     Raises:
         UsageError: if the stride is too small or too large.
     """
-    # The newest interaction of a user is only a target; all others are inputs.
+    # Inputs of each user: all interactions but the newest, which is only a target. From here on
+    # user_end[u] is the end of these inputs.
     is_trainable = user_end - user_start >= 2
     user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1
     num_inputs = user_end - user_start
 
-    # How many targets each window has that no newer one has, and how many windows each user gets.
-    # The oldest window of a user has all that are left, at most L.
-    num_new, num_windows = max_length, np.ones_like(num_inputs)
+    # ``num_new``: how many targets a window has that the user's newer windows do not have. A window
+    # ends that many rows before the next newer one.
+    num_new = max_length
     if mode == "prefix":
-        num_new, num_windows = 1, num_inputs
+        num_new = 1
     elif mode == "sliding":
         num_new = max(max_length // 2, 1) if stride is None else stride
         if not 1 <= num_new <= max_length:
             raise UsageError(
                 f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
             )
-    if mode in ("chunk", "sliding"):
-        num_left = np.maximum(num_inputs - max_length, 0)  # for windows other than the oldest
-        num_windows = 1 + np.ceil(num_left / num_new).astype(np.int64)
 
-    # A row for each window: its user (an index of the arrays above), and its age among the windows
-    # of the user: 0 for the newest, then 1, 2, ... Each ends ``num_new`` rows before the newer one.
+    # ``num_windows`` of each user: the oldest window, and as many others as it takes for the rest
+    # of the targets, ``num_new`` in each. So under ``sliding`` a user with 7 inputs, max_length 4
+    # and stride 2 has 1 + ceil((7 - 4) / 2) = 3 windows.
+    num_windows = np.ones_like(num_inputs)
+    if mode != "last":
+        num_in_oldest = 1 if mode == "prefix" else max_length  # targets of the oldest, at most
+        num_left = np.maximum(num_inputs - num_in_oldest, 0)
+        num_windows += np.ceil(num_left / num_new).astype(np.int64)
+
+    # One entry for each window: its user u, and its age: 0 for the user's newest window, then 1, 2
+    # and so on. If users 0 and 1 have 3 windows and 1, ``user`` is [0, 0, 0, 1], and ``age`` is
+    # [0, 1, 2, 0].
     user = np.repeat(np.arange(len(num_windows)), num_windows)
-    newest_window = np.cumsum(num_windows) - num_windows  # number of each user's newest one
-    age = np.arange(len(user)) - newest_window[user]
+    age = gather_index(np.zeros_like(num_windows), num_windows)
+
+    # Of the user's 7 inputs in rows 0 to 6, the windows end (exclusively) at 7, 5 and 3, and start
+    # at 3, 1 and 0. The first input with a target (``first``) is at 5 and 3, and in the oldest
+    # window at 0. The inputs before it are context: their targets are those of older windows.
     end = user_end[user] - age * num_new
     start = np.maximum(end - max_length, user_start[user])
     is_oldest = age == num_windows[user] - 1
@@ -258,23 +274,26 @@ class WindowGatherer:
             The batch on the device. Its ``targets`` are the items to predict, and ``queries`` the
             positions in ``items`` from which they are predicted; None if these are all positions.
         """
+        # Sizes, from the copy on the host.
         host_lengths = self.windows.lengths[batch]
         num_inputs = int(host_lengths.sum())
+        num_targets = int(self.windows.num_targets[batch].sum())
 
-        # Inputs of a window are the rows from ``start`` up to ``end`` of the log, ``end`` excluded.
-        # Those of all windows follow each other.
+        # ``rows`` [num_inputs]: the row in the log of each input. Those of a window are the rows
+        # from ``start`` up to ``end``, ``end`` excluded; those of all windows follow each other.
         start, end = self.start[numbers], self.end[numbers]
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)
 
-        # The target of an input is the interaction in the row after it.
+        # The target of an input is the interaction in the row after it. ``query_rows`` are the rows
+        # of the inputs that have a target: all, or those at the positions ``queries`` of the batch.
         queries, query_rows = None, rows
-        if int(self.windows.num_targets[batch].sum()) < num_inputs:
+        if num_targets < num_inputs:
             queries = self._find_queries(batch, numbers, rows)
             query_rows = rows[queries]
 
-        # Times in seconds: of the inputs and, if required, of the target of each window's newest
-        # input, which stands in row ``end``.
+        # Times in seconds, if the model reads them: of the inputs, and (``at``) of the target of
+        # each window's newest input, at which a recommendation is asked for. It is in row ``end``.
         times = at = None
         if self.times is not None:
             times = self._read_seconds(self.times, rows)
@@ -314,20 +333,28 @@ class WindowGatherer:
         Returns:
             [targets] int64, on the device.
         """
-        # The positions from the first input with a target to the end of each window. A window
-        # begins at the position ``window_start`` of the batch.
+        # A window has its inputs in the rows ``start`` to ``end`` of the log, and those from the
+        # row ``first`` on have a target. ``self.windows`` has these numbers on the host, to know
+        # sizes without reading from the device; self.start, self.end and self.first are copies on
+        # the device.
         start, end, first = self.start[numbers], self.end[numbers], self.first[numbers]
-        window_start = (end - start).cumsum(0) - (end - start)
+
+        # In the example, the windows begin at the positions 0 and 3 of the batch (``begin``). Their
+        # first inputs with a target are 1 and 2 positions further on (first - start): at 1 and 5.
+        lengths = end - start
+        begin = lengths.cumsum(0) - lengths
         num_possible = int((self.windows.end[batch] - self.windows.first[batch]).sum())
-        queries = concatenate_ranges(window_start + first - start, end - first, num_possible)
+        queries = concatenate_ranges(begin + (first - start), end - first, num_possible)
         if self.is_target is None:
             return queries
 
-        # Only some interactions may be targets. A stable sort brings their positions to the front,
-        # of which as many are taken as there are; an index by a mask would have to read its size
-        # from the device.
+        # Only some interactions may be targets (``self.is_target``, [interactions]). The target of
+        # an input is in the row after it. Drop the inputs whose target may not be one: a stable
+        # sort of 0 (has a target) and 1 brings the others to the front, in their order. To select
+        # them by a mask, torch would have to read from the device how many there are.
         num_targets = int(self.windows.num_targets[batch].sum())
-        has_no_target = (~self.is_target[rows[queries] + 1]).byte()
+        target_rows = rows[queries] + 1
+        has_no_target = (~self.is_target[target_rows]).byte()
         return queries[has_no_target.argsort(stable=True)[:num_targets]]
 
 

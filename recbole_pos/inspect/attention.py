@@ -107,31 +107,35 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: Seque
 def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch) -> Tensor:
     """Return the attention weights of a scheme that weighs interactions by their positions only.
 
-    The scheme has one matrix for histories of all lengths, with the newest interaction in the last
-    row and column. If it is 3 wide, a history of 2 interactions uses its last two rows and columns,
-    1 and 2. They become the rows and columns 0 and 1 of the result.
+    The scheme has one matrix of weights for all histories, by query (row) and key (column). The
+    newest interaction has its last row and column. So a history of 2 interactions uses the last 2
+    rows and columns of the matrix; this function moves them to the rows and columns 0 and 1.
 
     Args:
-        scheme: the position scheme, which replaces a layer's attention.
+        scheme: the position scheme, which replaces a layer's attention, with h heads.
         batch: b histories of at most t interactions (``batch.width``).
 
     Returns:
-        [b, h or 1, t, t] weights, of which row 0 is the oldest interaction of each history. Rows
-        behind a short history mean nothing.
+        [b, h or 1, t, t] weights by history, head, query and key. Row and column 0 are those of the
+        oldest interaction of each history. Rows behind the end of a short history mean nothing.
     """
-    # Row of the matrix for each position of a history [b, t]: with t = 3, a history of 2 has
-    # [1, 2, 3]. The last one, behind its end, is set to 2, which is in the matrix.
     t = batch.width
-    first_row = (t - batch.lengths)[:, None]
-    row = (first_row + torch.arange(t, device=first_row.device)).clamp(max=t - 1)
+    matrix = scheme.weights(t)  # [h or 1, t, t], 0 for keys that are later than the query
 
-    # The weights of each query (row) and key (column); ``tril`` sets those of later keys to 0.
-    query, key = row[:, :, None], row[:, None, :]
-    weights = scheme.weights(t)[:, query, key].transpose(0, 1).tril()
+    # ``index`` [b, t]: the row (and column) of the matrix for each position of a history. With
+    # t = 3, a history of 2 interactions has the indices [1, 2] and, behind its end, 3. The matrix
+    # has no row 3, so 2 takes its place, whose weights nobody reads.
+    first = (t - batch.lengths)[:, None]  # [b, 1] index of the oldest interaction
+    index = (first + torch.arange(t, device=first.device)).clamp(max=t - 1)
 
-    # Without the older positions that a short history lacks, weights must be divided by their sum.
-    # It is kept above 0, since all weights of a short history may underflow to 0.
-    # ``divides_by_sum``: whether the scheme divides by the sum of the weights of a query.
+    # Pick weights [h or 1, b, t, t]: entry [:, n, i, j] is that of the query index[n, i] and the
+    # key index[n, j] of the matrix. The repeated index 2 gives weights to keys that are later than
+    # the query, which ``tril`` sets to 0. Then turn the dimensions to [b, h or 1, t, t].
+    weights = matrix[:, index[:, :, None], index[:, None, :]].transpose(0, 1).tril()
+
+    # Most schemes divide the weights of a query by their sum (``divides_by_sum``), but not within
+    # the matrix: a short history lacks some keys, so that its sum is another. The sum may underflow
+    # to 0, which must not divide.
     if not scheme.divides_by_sum:
         return weights
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)

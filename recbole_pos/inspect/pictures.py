@@ -92,8 +92,9 @@ def choose_colors(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return colours for the heat maps of several matrices, on one scale.
 
     Returns:
-        Arguments of matplotlib's ``imshow``: shades of blue from 0 to the largest value, or, if a
-        value is below 0, red for these and blue for those above, with white for 0.
+        Arguments of matplotlib's ``imshow``. If no value is below 0: shades of blue from 0 to the
+        largest value. Else blue for values below 0, white for 0 and red for values above, from
+        -x to x, where x is the largest absolute value.
     """
     limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0  # 1 if all are 0
     if min(float(matrix.min()) for matrix in matrices) < 0:

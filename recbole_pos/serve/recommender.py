@@ -34,12 +34,7 @@ from recbole_pos.serve.explain import (
     require_reasons,
 )
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
-from recbole_pos.serve.histories import (
-    Fields,
-    Histories,
-    read_histories,
-    take_histories,
-)
+from recbole_pos.serve.histories import Fields, Histories, read_histories, take_histories
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
 from recbole_pos.values import listed, read_names, shown
 
@@ -444,16 +439,12 @@ class Recommender(FittedModel):
             Popularity (share of the training interactions, -inf where no item is left) and item
             ids, both [b, k].
         """
+        # ``scores`` is a function from c item ids to [b, c]: the popularity of each item, once for
+        # each history. A history may have a list of the only items for it: with `restrict`, the
+        # function gives -inf to others. `list_barred` lists pairs of a history and a hidden item.
+        scores = histories.restrict(lambda ids: self.popularity[ids].repeat(len(histories), 1))
         without_boosts = Choice(choice.items)
-
-        def score(ids: torch.Tensor) -> torch.Tensor:
-            """Return the popularity of c items once for each history, [b, c]."""
-            return self.popularity[ids].repeat(len(histories), 1)
-
-        # A history may have a list of the only items for it: `restrict` makes of ``score`` a
-        # function that gives -inf to others. ``barred`` are pairs of a history and a hidden item.
-        barred = histories.list_barred(hides_seen)
-        return find_best_items(histories.restrict(score), without_boosts, k, barred)
+        return find_best_items(scores, without_boosts, k, histories.list_barred(hides_seen))
 
     def _rank_by_model(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
