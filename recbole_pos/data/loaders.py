@@ -227,9 +227,8 @@ class WindowLoader:
         # The loss of a batch is weighted by its numbers of targets, in this process and in all.
         # ``take`` counts them in the shard, which has those of one batch only. So it is called just
         # before the batch is used; the windows that it returns are known from above.
-        num_targets = self.windows.num_targets  # of every window
         for batch, own_batch, numbers in zip(batches, own_batches, numbers_on_device, strict=True):
-            self.shard.take(batch, num_targets[batch])
+            self.shard.take(batch, self.windows.num_targets[batch])
             yield self._gatherer.gather(own_batch, numbers)
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:

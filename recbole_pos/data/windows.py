@@ -353,8 +353,7 @@ class WindowGatherer:
         # sort of 0 (has a target) and 1 brings the others to the front, in their order. To select
         # them by a mask, torch would have to read from the device how many there are.
         num_targets = int(self.windows.num_targets[batch].sum())
-        target_rows = rows[queries] + 1
-        has_no_target = (~self.is_target[target_rows]).byte()
+        has_no_target = (~self.is_target[rows[queries] + 1]).byte()
         return queries[has_no_target.argsort(stable=True)[:num_targets]]
 
 

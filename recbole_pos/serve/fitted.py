@@ -293,8 +293,7 @@ class FittedModel:
             raise UsageError("at: the time field counts no time; give at instead of now")
         if not self._has_warned:
             self._has_warned = True
-            text = "at: the model reads the time of requests: now is taken"
-            warnings.warn(text, RunWarning, 4)
+            warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 4)
         return np.maximum(time.time() / self._unit, histories.newest)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:

@@ -259,11 +259,9 @@ class ItemIndex:
 
         # The k best items of each history [n, k], by an exact search over all items.
         k = min(RECALL_AT, num_items)
-        every_item = Choice(torch.arange(1, num_items + 1))
+        every = Choice(items=torch.arange(1, num_items + 1))
         with torch.inference_mode():
-            _, best_items = find_best_items(
-                lambda ids: products(states, vectors, ids).cpu(), every_item, k
-            )
+            _, best = find_best_items(lambda ids: products(states, vectors, ids).cpu(), every, k)
         queries = states.cpu().numpy()
 
         # Try numbers of lists. A list has num_items / num_lists items on average, so the first
@@ -275,10 +273,10 @@ class ItemIndex:
         while num_probes < num_lists and (not recalls or recalls[-1] < ENOUGH):
             _, items = self._search(queries, k, num_probes)
             num_found = 0
-            for best_of_history, found in zip(best_items, items, strict=True):
+            for best_of_history, found in zip(best, items, strict=True):
                 num_found += np.count_nonzero(np.isin(best_of_history, found))
             probes.append(num_probes)
-            recalls.append(num_found / best_items.size)
+            recalls.append(num_found / best.size)
             num_probes *= 2
 
         # With all lists the search is exact, so its recall need not be measured.
@@ -298,8 +296,9 @@ class ItemIndex:
                 lists are read: fewer may have found every best item of the histories that were
                 measured, but need not do so for others.
         """
-        is_enough = self.recalls >= recall
-        chosen = int(is_enough.argmax()) if recall < 1 else len(is_enough) - 1  # argmax: first True
+        # The index of a number in ``probes``: of the first that is enough (argmax of a mask finds
+        # the first True), or of the last.
+        chosen = (self.recalls >= recall).argmax() if recall < 1 else len(self.recalls) - 1
         self.num_probes, self.recall = int(self.probes[chosen]), float(self.recalls[chosen])
 
     def can_rank(self, histories: Histories, k: int, choice: Choice) -> bool:

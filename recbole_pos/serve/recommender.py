@@ -167,16 +167,12 @@ class Recommender(FittedModel):
         experiment = load(run_dir, view=append_later, grown=True, data_path=data_path)
         trained = cls(experiment, folder=find_run_folder(run_dir))
         held_out = experiment.dataset.held_out
-        if held_out is None:
-            return trained
-
-        # New users of unknown items only (``users_of_unknown_items``) have nothing that a model can
-        # read. The other new users (``users``) are unknown to a model that scores users by ids.
-        trained.growth = held_out.growth
-        unknown = [*held_out.users_of_unknown_items]
-        if trained.by_user:
-            unknown = [*held_out.users, *unknown]
-        trained.unknown_users = dict.fromkeys(unknown)
+        if held_out is not None:
+            # New users of unknown items only (``users_of_unknown_items``) have nothing that a model
+            # can read. The other new users (``users``) are unknown to a model that scores by ids.
+            trained.growth = held_out.growth
+            new_users = held_out.users if trained.by_user else ()
+            trained.unknown_users = dict.fromkeys([*new_users, *held_out.users_of_unknown_items])
         return trained
 
     def add_items(self, item_vectors: Any) -> str:
