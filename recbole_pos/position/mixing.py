@@ -66,17 +66,18 @@ def sum_past(
     log_decays: tuple[Tensor, Tensor] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return the sums over older interactions, out_i = sum_{j<=i} exp(a_i - c_j) (q_i . k_j) v_j.
+    """Return for each interaction the sum over itself and older ones: attention without softmax.
 
-    This is attention without a softmax. Without decays a and c are 0. The sequence is cut into
-    chunks, so that the cost grows with t and not with its square. Interaction i reads those of its
-    own chunk by a masked product [size, size]. It reads an older chunk at once by q_i . S, where S
-    = sum_j k_j v_j^T over the interactions j of the chunk is the chunk's state, [f, w].
+        out_i = sum_j (q_i . k_j) v_j                      over j <= i
+        out_i = sum_j exp(a_i - c_j) (q_i . k_j) v_j       with ``log_decays`` (a, c)
 
-    Decays are split at the ends of chunks, so that no factor is above 1. With E the value of c at
-    the end of the chunk of j, and P that at the end of the chunk before i,
+    A product of all pairs i, j would cost t^2. So the t interactions are cut into chunks: with
+    t = 100 and chunks of 64 there are two, and 28 zeros fill up the second. Interactions j in the
+    chunk of i are summed by a product of all pairs. Those in older chunks are summed at once, since
 
-        exp(a_i - c_j) = exp(E - c_j) exp(P - E) exp(a_i - P)
+        sum_j (q_i . k_j) v_j = q_i . S        with the matrix S = sum_j k_j v_j^T, [f, w],
+
+    which is the same for all i of a chunk.
 
     Args:
         q, k: [b, h, t, f] queries and keys.
@@ -88,38 +89,65 @@ def sum_past(
     Returns:
         [b, h, t, w].
     """
-    # cut into chunks, [b, h, num_chunks, size, ...]; the last one is filled up with zeros
+    # cut into chunks, [b, h, num_chunks, size, f or w]; the last one is filled up with zeros
     t = v.size(2)
     size = min(chunk or CHUNK, t)
     num_chunks = (t + size - 1) // size
-    filled = num_chunks * size - t
+    num_zeros = num_chunks * size - t
     shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
-    q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
+    q, k, v = (F.pad(x, (0, 0, 0, num_zeros)).view(*x.shape[:2], *shape) for x in (q, k, v))
     weights = q @ k.transpose(-1, -2)  # of pairs within a chunk, [b, h, num_chunks, size, size]
 
-    # ``past_state`` is the sum of the states of all chunks before each one. Taking a chunk's own
-    # state off a sum that includes it would leave rounding of later values, so the sum is shifted.
     if log_decays is None:
-        past_q = q
-        state = k.transpose(-1, -2) @ v  # S of each chunk, [b, h, num_chunks, f, w]
-        past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        # S of each chunk by itself, then summed over all chunks before it: for the chunks S_1, S_2,
+        # S_3 that is 0, S_1, S_1 + S_2. (Subtracting S_3 from S_1 + S_2 + S_3 would leave rounding
+        # of newer values in the result.)
+        own_state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
+        older_states = F.pad(own_state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        from_older_chunks = q @ older_states
     else:
-        a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
-        end = c[..., -1:]  # E of each chunk, [b, h, num_chunks, 1]
-        previous_end = end.roll(1, 2)  # P of each chunk; the first one's is not used
+        a, c = (F.pad(x, (0, num_zeros)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
         weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
+        from_older_chunks = _sum_older_chunks(q, k, v, a, c)
 
-        # S with the decay from each j to the end of its chunk
-        state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
-        # on to the end of the chunk before i: [b, h, num_chunks of i, num_chunks of j], older only
-        carried = _decay(previous_end - end.transpose(-1, -2), v.dtype).tril(-1)
-        past_state = (carried @ state.flatten(3)).view_as(state)
-        # from there to i
-        past_q = q * _decay(a - previous_end, v.dtype)[..., None]
-
-    # pairs within a chunk, where newer keys are masked, and pairs with older chunks
-    out = weights.tril() @ v + past_q @ past_state
+    out = weights.tril() @ v + from_older_chunks  # ``tril`` leaves out newer keys
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
+
+
+def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> Tensor:
+    """Return sum_j exp(a_i - c_j) (q_i . k_j) v_j over all j in chunks before the chunk of i.
+
+    The sequence is cut into chunks, and end_x is the value of c at the last interaction of chunk x.
+    For i in chunk x and j in an older chunk y the decay from j to i has three factors:
+
+        exp(a_i - c_j) = exp(end_y - c_j) exp(end_(x-1) - end_y) exp(a_i - end_(x-1))
+
+    from j to the end of its chunk, on to the end of the chunk before i, and from there to i. None
+    is above 1, as a and c never rise. With them the sum is a product of q_i and a matrix that is
+    the same for all i of chunk x:
+
+        state_y = sum_j exp(end_y - c_j) k_j v_j^T                      over j in chunk y
+        older_x = sum_y exp(end_(x-1) - end_y) state_y                  over y < x
+        result  = exp(a_i - end_(x-1)) q_i . older_x
+
+    Args:
+        q, k: [b, h, num_chunks, size, f] queries and keys.
+        v: [b, h, num_chunks, size, w] values.
+        a, c: [b or 1, h, num_chunks, size] float64 logarithms for queries and keys.
+
+    Returns:
+        [b, h, num_chunks, size, w].
+    """
+    end = c[..., -1:]  # end_x, [b or 1, h, num_chunks, 1]
+    # end_(x-1). The first chunk has none and gets that of the last one, which has no effect: no
+    # chunk is older than the first.
+    previous_end = end.roll(1, 2)
+
+    state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v  # [..., f, w]
+    # row x and column y, [b or 1, h, num_chunks, num_chunks]; ``tril`` leaves the older y < x
+    carried = _decay(previous_end - end.transpose(-1, -2), v.dtype).tril(-1)
+    older = (carried @ state.flatten(3)).view_as(state)
+    return (q * _decay(a - previous_end, v.dtype)[..., None]) @ older
 
 
 def _decay(exponent: Tensor, dtype: torch.dtype) -> Tensor:
@@ -159,23 +187,28 @@ class TokenMixing(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Mix the positions of each sequence by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
+        """Mix the positions of each history by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
+
+        X has a row for each position, the newest last. W1 and W2 are learned [n, n] matrices, with
+        n the maximum length of a history. A history of t positions uses their last t rows and
+        columns, so that its newest interaction always has the last row.
 
         Args:
-            query, key: None, as they are not needed.
-            value: [m, h, e] inputs X of all m interactions, history after history.
+            query, key: None. The layer computes neither, since the MLP does not read them.
+            value: [m, h, e] inputs of all m interactions, history after history.
             batch: the histories.
-            dropout: dropout on the hidden layer.
+            dropout: dropout on the hidden layer, gelu(W1 X).
 
         Returns:
-            [m, h, e], history after history. A position gets a sum of itself and older ones: the
-            matrices are lower triangular.
+            [m, h, e], history after history. A position reads itself and older ones only.
         """
-        # Sequences are padded before their first interaction ("end": all end in the last row): one
-        # of t interactions uses the last t rows and columns of W1 and W2. Positions are the first
-        # axis of the block (time_major), and ``tril`` lets no position read a newer one.
+        # X of all histories, side by side: position by position (``time_major``), with zeros before
+        # the shorter ones ("end"). A column is one number of one history.
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
+        X = block.flatten(1)  # [t, b h e]
         t = batch.block_width("end")
-        hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))
-        mixed = (self.W2[-t:, -t:].tril() @ dropout(hidden)).view(block.shape)
-        return batch.unpad(mixed, "end", time_major=True)
+
+        # ``tril`` sets the weights of newer positions, above the diagonal, to 0
+        hidden = F.gelu(self.W1[-t:, -t:].tril() @ X)
+        mixed = self.W2[-t:, -t:].tril() @ dropout(hidden)  # [t, b h e]
+        return batch.unpad(mixed.view(block.shape), "end", time_major=True)
