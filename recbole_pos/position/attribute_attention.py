@@ -73,8 +73,15 @@ class TimeIntervalAttention(AttentionPosition):
             out_i = sum_j a_ij (v_j + P^V_j + R^V[r_ij])                       over j <= i
             a_i   = softmax_j( q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) )
 
-        with r_ij the time between i and j in units of the user's shortest gap (Li et al., WSDM
-        2020).
+        r_ij is the interval between i and j: a whole number, the time between them in units of the
+        user's shortest gap (Li et al., WSDM 2020). Learned are vectors P of positions
+        (``position_key``, ``position_value``) and R of intervals (``time_key``, ``time_value``),
+        one in each row of a table. A vector R for every pair i, j would need e times the memory of
+        a_ij, so none is formed. Instead
+
+            q_i . R^K[r]          is computed for every interval r, and that of r_ij is picked;
+            sum_j a_ij R^V[r_ij]  is sum_r w_ir R^V[r], where w_ir is the sum of those a_ij whose
+                                  interval r_ij is r.
 
         Args:
             query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
@@ -90,18 +97,16 @@ class TimeIntervalAttention(AttentionPosition):
         row = self.max_length - 1 - batch.age
         key = key + self.position_key[row].view(-1, h, e)
         value = value + self.position_value[row].view(-1, h, e)
-        # "start": histories begin in the first column, and padding follows
+        # histories of one length t, with zeros after shorter ones ("start")
         block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
-        q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
+        q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e] each
 
-        # r_ij [b, t, t], computed once for all layers; heads have the same
-        num_intervals = len(self.time_key)
-        longest = num_intervals - 1
+        # r_ij [b, t, t], computed once for all layers, and the same for all heads: [b, h, t, t]
+        longest = len(self.time_key) - 1
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
-        intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
+        intervals = intervals[:, None].expand(-1, h, -1, -1)
 
-        # Logits. q_i . R^K[r] is computed for every interval r, and gather takes that of r_ij: a
-        # vector for each pair of interactions would need e times the memory.
+        # logits [b, h, t, t], with the products q_i . R^K[r], [b, h, t, intervals]
         by_interval = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + by_interval.gather(-1, intervals)) / math.sqrt(e)
 
@@ -109,13 +114,11 @@ class TimeIntervalAttention(AttentionPosition):
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
 
-        # sum_j a_ij R^V[r_ij]: scatter_add adds up the weights of a query that have the same
-        # interval r, and each sum multiplies R^V[r] once
-        interval_weights = weights.new_zeros(*weights.shape[:-1], num_intervals)
-        interval_weights = interval_weights.scatter_add(-1, intervals, weights)  # [b, h, t, r]
+        # the sums w_ir, [b, h, t, intervals]: each weight is added to that of its interval
+        sums = weights.new_zeros(by_interval.shape).scatter_add(-1, intervals, weights)
         time_value = self.time_value.view(-1, h, e)
-        out = weights @ v + torch.einsum("bhtr,rhe->bhte", interval_weights, time_value)
-        return batch.unpad(out.transpose(1, 2), "start")
+        out = weights @ v + torch.einsum("bhtr,rhe->bhte", sums, time_value)
+        return batch.unpad(out.transpose(1, 2), "start")  # [b, h, t, e] to [m, h, e]
 
 
 def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:

@@ -141,24 +141,26 @@ class KERPLE(DistanceBias):
     options = ("kerple_kind",)
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
-        """Create ``raw_r1`` and ``raw_r2``, the learned numbers of each head, [h] each.
+        """Create the parameters of each head's bias, a function of the distance of two positions.
 
-        They have no bounds. :meth:`curve` turns them into r1 and r2, which have: r1 is the softplus
-        of ``raw_r1``, r2 the softplus of ``raw_r2`` or, for ``power``, twice its sigmoid. Fresh
-        heads differ, so that some decay faster: with 4 heads r1 and r2 are both 1/8, 3/8, 5/8, 7/8.
+            log:    -r1 log(1 + r2 distance),   r1 = softplus(raw_r1),  r2 = softplus(raw_r2)
+            power:  -r1 distance^r2,            r1 = softplus(raw_r1),  r2 = 2 sigmoid(raw_r2)
+
+        r1 is how strong the bias is, and r2 how fast it falls with the distance. Learned are
+        ``raw_r1`` and ``raw_r2``, [h] each, which may be any numbers. Fresh r1 and r2 are equal and
+        differ from head to head: with 4 heads they are 1/8, 3/8, 5/8, 7/8.
 
         Args:
             dimensions: sizes of the model, with h heads.
-            kerple_kind: the function of the distance, ``log`` or ``power``.
+            kerple_kind: ``log`` or ``power``.
         """
         super().__init__()
         self.kind, h = kerple_kind, dimensions.n_heads
-        start = (torch.arange(h) + 0.5) / h  # fresh r1 and r2
-        inverse_softplus = start.expm1().log()
-        inverse_sigmoid = (start / 2).logit()
-        self.raw_r1 = nn.Parameter(inverse_softplus)
+        fresh = (torch.arange(h) + 0.5) / h  # r1 and r2
+        # softplus(log(exp(x) - 1)) is x, and so is 2 sigmoid(logit(x / 2))
+        self.raw_r1 = nn.Parameter(fresh.expm1().log())
         is_log = kerple_kind == "log"
-        self.raw_r2 = nn.Parameter(inverse_softplus.clone() if is_log else inverse_sigmoid)
+        self.raw_r2 = nn.Parameter(fresh.expm1().log() if is_log else (fresh / 2).logit())
 
     def curve(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at some distances (KERPLE, Chi et al., 2022).
@@ -201,50 +203,58 @@ class ContextualPosition(AttentionPosition):
         self.weight = nn.Parameter(torch.zeros(num_rows, dimensions.head_size))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return B_ij = q_i . e[p_ij] for positions that depend on the context (CAPE, Yuan et al.).
+        """Return the bias of each pair of interactions by contextual positions (CAPE, Yuan et al.).
 
-        Key j is as far from query i as there are dissimilar keys between: with the gates
-        g_ij = 1 - sigmoid(q_i . k_j), p_ij = g_ij + ... + g_ii. e are the rows of a learned table.
+        The position of key j for query i counts the keys from j to i that are unlike the query:
+
+            gate_ij      = 1 - sigmoid(q_i . k_j)
+            position_ij  = gate_ij + gate_i(j+1) + ... + gate_ii
+            bias_ij      = q_i . weight[position_ij]
+
+        ``weight`` is a learned table with a vector of size e for each whole position. Positions are
+        not whole, so :meth:`_interpolate` reads between two neighbouring rows.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
             batch: the histories.
 
         Returns:
-            [b, h, t, t], for keys j <= i.
+            [b, h, t, t] from query i (row) to key j. Entries of newer keys, j > i, have no meaning.
         """
         with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
-            dtype = self.weight.dtype
-            return self._interpolate(q.to(dtype), k.to(dtype), batch).to(q.dtype)
+            exact_q, exact_k = q.to(self.weight.dtype), k.to(self.weight.dtype)
+            # 1 - sigmoid(x) is sigmoid(-x); the gates of newer keys are 0
+            gate = (-(exact_q @ exact_k.transpose(-1, -2))).sigmoid().tril()
+            # Summed from the newest key on: the gates [0.2, 0.5, 0.1] of a query become the
+            # positions [0.8, 0.6, 0.1]. ``cumsum`` starts at the oldest, so it runs on the reverse.
+            position = gate.flip(-1).cumsum(-1).flip(-1)
+            # positions are sums of at most ``block_width`` (t) gates below 1
+            return self._interpolate(exact_q, position, batch.block_width("end")).to(q.dtype)
 
-    def _interpolate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return B_ij = q_i . e[p_ij], where e[p] lies between two rows of a learned table.
+    def _interpolate(self, q: Tensor, position: Tensor, max_position: int) -> Tensor:
+        """Return q_i . weight[position_ij] for positions between the rows of ``weight``.
 
-        Position p_ij = g_ij + ... + g_ii counts the keys from j to i that are unlike the query, by
-        the gates g_ij = 1 - sigmoid(q_i . k_j). At 1.3 the result is 0.7 q_i . e[1] + 0.3 q_i .
-        e[2] with the rows 1 and 2 of the table e (``weight``).
+        ``weight`` is the learned table [rows, e]. Position 1.3 stands for the vector
+        0.7 weight[1] + 0.3 weight[2], and one behind the last row for the last row. Instead of the
+        vectors of all pairs, which would need much memory, products are interpolated:
+        0.7 (q_i . weight[1]) + 0.3 (q_i . weight[2]).
 
         Args:
-            q, k: [b, h, t, e] queries and keys, in the type of the table.
-            batch: the histories.
+            q: [b, h, t, e] queries.
+            position: [b, h, t, t] position of each key j (column) for each query i.
+            max_position: a number that no position exceeds; rows beyond it are not read.
 
         Returns:
-            [b, h, t, t], for keys j <= i.
+            [b, h, t, t].
         """
-        # Gates, and 0 for the future. p_ij is their sum from j to i, so they are added up from the
-        # newest key: gates [0.2, 0.5, 0.1] of a query give the positions [0.8, 0.6, 0.1].
-        gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid(x) is sigmoid(-x)
-        position = gate.flip(-1).cumsum(-1).flip(-1)
-
-        # A sum of t gates below one stays below t, the longest history (``block_width``), so rows
-        # beyond t are never read. A position beyond the table reads its last row.
-        num_rows = min(len(self.weight), batch.block_width("end") + 1)
+        num_rows = min(len(self.weight), max_position + 1)
         position = position.clamp(max=num_rows - 1)
+        products = q @ self.weight[:num_rows].t()  # q_i . weight[row], [b, h, t, num_rows]
 
-        # the rows of the table on both sides of a position, and how far it is from the lower one
+        # the rows on both sides of each position, and the share of the upper one: 1, 2 and 0.3
         floor = position.detach().floor()
         fraction = position - floor
         lower = floor.long()
         upper = (lower + 1).clamp_(max=num_rows - 1)
-        logits = q @ self.weight[:num_rows].t()  # q_i . e[p] at whole p, [b, h, t, num_rows]
-        return (1 - fraction) * logits.gather(-1, lower) + fraction * logits.gather(-1, upper)
+        # gather picks, for each query and key, the product with that row
+        return (1 - fraction) * products.gather(-1, lower) + fraction * products.gather(-1, upper)

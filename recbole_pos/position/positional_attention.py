@@ -40,14 +40,18 @@ class PositionalAttention(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return o_i = sum_j A_ij v_j / sum_j A_ij over j <= i, with weights A of positions only.
+        """Return weighted means of values, o_i = sum_j A_ij v_j / sum_j A_ij over j <= i.
 
-        :meth:`weights` returns A, which is the same for all histories; the newest interaction of
-        each has the last row of A. If weights are a softmax already, sums are not divided by their
-        sum (``divides_by_sum`` is False).
+        The weights A depend on positions only and are the same for all histories. With t the length
+        of the longest history, :meth:`weights` returns them as [h or 1, t, t]: row i has the
+        weights of position i. The newest interaction of every history has the last row, so a
+        history of 2 interactions uses the last 2 rows and columns.
+
+        If the weights are a softmax already, ``divides_by_sum`` is False. Then nothing is divided,
+        and o_i = sum_j A_ij v_j.
 
         Args:
-            query, key: None, as they are not needed.
+            query, key: None. The layer computes neither, since weights do not depend on them.
             value: [m, h, e] values v of all m interactions, history after history.
             batch: the histories.
             dropout: dropout on the weights; the divisor is without it.
@@ -56,38 +60,44 @@ class PositionalAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            weights = self.weights(batch.block_width("end"))  # A, [h or 1, t, t]
-            # A block with a row for each position (``time_major``): the newest interaction of every
-            # history is in the last row, and zeros stand before shorter histories ("end").
+            weights = self.weights(batch.block_width("end"))  # A
+            # all histories side by side, position by position (``time_major``), with zeros before
+            # the shorter ones ("end"), so that all end in the last row
             block = batch.pad(value.to(weights.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self._mix(dropout(weights), block)  # A times the block, head by head
             out = batch.unpad(mixed, "end", time_major=True)  # sum_j A_ij v_j, [m, h, e]
-            if not self.divides_by_sum:
-                return out
-            total = self._sum_weights(weights, batch)
-            # not 0: all weights of a short history may underflow beside those of a long one
-            return out / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
+            if self.divides_by_sum:
+                out = out / self._sum_weights(weights, batch)[..., None]
+            return out
 
     @staticmethod
     def _sum_weights(weights: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the sum over j <= i of A_ij for each interaction i of its history.
+        """Return for each interaction the sum of the weights with which it reads its own history.
+
+        Row i of ``weights`` has the weights of position i for the t positions of the longest
+        history; they are 0 for newer ones. Every history ends at the last position. With t = 3 a
+        history of 2 interactions has the positions 1 and 2, so the sums of its interactions are
+        A_11 and A_21 + A_22, without the weights of position 0, where it has none.
 
         Args:
-            weights: [h or 1, t, t] A.
-            batch: the m interactions.
+            weights: [h or 1, t, t] weights A of each head, or the same for all heads.
+            batch: the m interactions of b histories.
 
         Returns:
-            [m, h or 1].
+            [m, h or 1], above 0.
         """
-        if batch.is_full:  # all histories have t interactions: a sum is that of a row of A
-            row = batch.column("end")  # [m], the row of A that belongs to an interaction
-            return weights.sum(-1)[:, row].t()
-        # the product of A and a block with 1 at interactions and 0 at padding
-        ones = weights.new_ones(batch.items.size(0))
-        is_real = batch.pad(ones, "end", time_major=True)  # [t, b]
-        total = (weights @ is_real).flatten(1)  # [h or 1, t b]
-        slots = batch.slots("end", time_major=True)  # [m], where each interaction is among t b
-        return total[:, slots].t()
+        if batch.is_full:  # all histories have t interactions, which read whole rows
+            row = batch.column("end")  # [m], the position of each interaction
+            total = weights.sum(-1)[:, row].t()
+        else:
+            # 1 where a history has an interaction at a position, else 0
+            ones = weights.new_ones(batch.items.size(0))  # [m]
+            is_real = batch.pad(ones, "end", time_major=True)  # [t, b]
+            block = (weights @ is_real).permute(1, 2, 0)  # [t, b, h or 1]
+            total = batch.unpad(block, "end", time_major=True)  # the sums of the m interactions
+        # Weights of a row are scaled by the largest. If that belongs to a position that a short
+        # history lacks, all others may be so small that they are 0 in floating point.
+        return total.clamp_min(torch.finfo(total.dtype).tiny)
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
@@ -138,12 +148,19 @@ class LearnedAttention(PositionalAttention):
     def weights(self, t: int) -> Tensor:
         """Return the weights A with which the newest t positions read each other, [h, t, t].
 
-        R is learned, with a number for each pair of the n positions, and e is the size of a head.
-        ``logits(queries, keys)`` returns R / sqrt(e) from the newest positions to the newest ones.
-        A is 0 for keys that are newer than the query. With ``positional_mask: before_softmax`` it
-        is exp(R / sqrt(e)) up to a factor of each row, since :meth:`attend` divides by the sum of
-        the weights (``divides_by_sum``), which makes a softmax of them. With ``after_softmax`` it
-        is a softmax over all n positions, of which the newest t are read.
+        Row i of A has the weights of query i, one for each key; those of keys newer than the query
+        are 0. They come from a learned matrix R over the n positions that a history can have, and
+        the size e of a head. The option ``positional_mask`` says whether newer keys are taken out
+        before or after the softmax:
+
+            before_softmax    A = exp(R / sqrt(e)), 0 for newer keys. :meth:`attend` divides by the
+                              sum of the weights (``divides_by_sum`` is True), which makes a softmax
+                              over the keys that a history has.
+            after_softmax     A = softmax(R / sqrt(e)) over all n keys, then 0 for newer ones.
+                              :meth:`attend` does not divide.
+
+        ``self.logits(num_queries, num_keys)`` returns R / sqrt(e) from the newest positions as
+        queries (rows) to the newest as keys (columns), [h, num_queries, num_keys].
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
@@ -203,8 +220,7 @@ class FactorizedPositionMatrix(LearnedAttention):
             nn.init.xavier_uniform_(factor)
 
     def logits(self, num_queries: int, num_keys: int) -> Tensor:
-        keys = self.R2[:, -num_keys:]
-        return self.R1[:, -num_queries:] @ keys.transpose(1, 2) * self.scale
+        return self.R1[:, -num_queries:] @ self.R2[:, -num_keys:].transpose(1, 2) * self.scale
 
 
 class FixedPattern(PositionalAttention):
