@@ -43,17 +43,21 @@ class PositionEncoding(InputPosition):
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         """Return the encodings P of interactions, from how many others are before and after each.
 
-        Models of graphs have one node for each item of a session. For an item that occurs twice,
-        ``forward`` counts up to its first occurrence and ``backward`` from its last, so that the
-        two do not give the length: such models must give it.
+        The three interactions of a session have the ``forward`` counts 0, 1, 2, the ``backward``
+        counts 2, 1, 0 and the ``length`` 3 each. The encoding of an interaction is a vector of the
+        hidden size d that depends on these numbers and on nothing else.
+
+        Most models leave out the length, since it follows from the two counts. It does not in
+        PosRec, which encodes each item of a session once: if the session is A B A, the item A is
+        first after 0 interactions and last before 0 others, although the length is 3.
 
         Args:
-            forward: [...] int64 pos, the number of older interactions of the session.
-            backward: [...] int64 l - pos - 1, the number of newer ones.
-            length: [...] int64 l; None for forward + backward + 1.
+            forward: [...] int64 number of older interactions of the same session.
+            backward: [...] int64 number of newer interactions.
+            length: [...] int64 number of all interactions; None for forward + backward + 1.
 
         Returns:
-            [..., d].
+            [..., d] one vector for each number in ``forward``.
         """
         raise NotImplementedError
 
@@ -114,18 +118,36 @@ class CountedEncoding(PositionEncoding):
     weight: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Compute ``widths``, the number of columns that each of the ``counts`` has in the table.
+
+        An interaction is encoded by one or two counts, such as forward (how many interactions are
+        older) and backward (how many are newer). For each of them it gets a vector. If these are
+        added up (``added``), each has d numbers. Otherwise they are put side by side to d numbers,
+        so that for d = 5 the first has 3 and the second 2.
+
+        Args:
+            dimensions: sizes of the model; d is its ``hidden_size``.
+        """
         super().__init__(dimensions)
         d, num_slices = dimensions.hidden_size, len(self.counts)
-        parts = torch.arange(d).tensor_split(num_slices)  # two halves of 5 columns have 3 and 2
+        parts = torch.arange(d).tensor_split(num_slices)  # d columns cut into equal parts
         self.widths = [d] * num_slices if self.added else [len(part) for part in parts]
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the encodings P of interactions: from each slice of a table one row.
+        """Return the encodings of interactions, which are rows of one or two tables.
 
-        The table ``weight`` is cut into slices of some columns each (``widths``). Each slice
-        belongs to one name in ``counts``, which says what is counted to get the number of the row.
-        With the counts forward and length, the second of three interactions has row 1 of the first
-        slice and row 2 of the second.
+        The class attribute ``counts`` has one or two names, such as ("forward", "length"). Each
+        name has a table of its own: the n rows of some neighbouring columns of ``weight``, as many
+        columns as ``widths`` says. Which of its rows an interaction gets is
+
+            forward     the number of older interactions
+            backward    the number of newer interactions
+            newest      the same, counted from the last row upwards: n - 1 for the newest one
+            length      the number of all interactions less one
+
+        For ("forward", "length") the second of three interactions gets row 1 of the first table
+        and row 2 of the second. ``added`` says whether these two vectors are added up; if not, they
+        are put side by side.
 
         Args:
             forward: [...] int64 number of older interactions of the session.
@@ -134,34 +156,36 @@ class CountedEncoding(PositionEncoding):
                 forward + backward + 1.
 
         Returns:
-            [..., d]: the rows added up (``added``), or side by side.
+            [..., d] one vector for each number in ``forward``.
         """
         if length is None:
             length = forward + backward + 1
         row_numbers = {
             "forward": forward,
             "backward": backward,
-            "newest": self.max_length - 1 - backward,  # the newest interaction: the last row
-            "length": length - 1,  # a session of one interaction: row 0
+            "newest": self.max_length - 1 - backward,  # max_length is n
+            "length": length - 1,
         }
-
-        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        columns = [nn.functional.embedding(row_numbers[count], table) for count, table in slices]
-        return torch.stack(columns).sum(0) if self.added else torch.cat(columns, dim=-1)
+        # for each count its table, [n, width], from which an interaction gets a vector of that size
+        tables = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        vectors = [nn.functional.embedding(row_numbers[count], table) for count, table in tables]
+        return torch.stack(vectors).sum(0) if self.added else torch.cat(vectors, dim=-1)
 
 
 class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the table ``weight`` of sines and cosines, [n, sum of widths].
+        """Compute ``weight``, the fixed table from which encodings of interactions are read.
 
-        Its columns are cut into slices. Each belongs to one name in ``counts``, such as forward
-        (the number of older interactions), has the number of columns in ``widths``, and is computed
-        by :meth:`make_slice`.
+        An interaction is encoded by one or two counts (``counts``), such as forward (how many
+        interactions are older) and backward (how many are newer). Each count has a table of its
+        own: row 3 of that of forward encodes an interaction with three older ones, by sines and
+        cosines (:meth:`make_slice`). ``weight`` has these tables side by side, and ``widths`` their
+        numbers of columns.
 
         Args:
-            dimensions: sizes of the model; n is its ``max_length``.
+            dimensions: sizes of the model; tables have ``max_length`` rows.
         """
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
@@ -174,14 +198,18 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Compute the columns of a table of encodings whose rows are chosen by one count.
+        """Encode the numbers 0, 1, 2, ... by sines and cosines, a number in each row of a table.
+
+        The numbers are counts of interactions. An interaction that has three older ones is later
+        encoded by row 3 of the table for the count ``forward``.
 
         Args:
-            count: what is counted, such as ``forward`` (the number of older interactions of a
-                session). Here all are treated alike; subclasses may do otherwise.
-            row: [n] float64 numbers of the rows: 0, 1, 2, ...
-            width: number of columns of the slice.
-            d: hidden size, by which frequencies fall from column to column.
+            count: name of the count that the table is for: ``forward`` (older interactions),
+                ``backward`` (newer ones) or ``length`` (all). This method encodes all of them
+                alike; subclasses override it to encode one of them differently.
+            row: [n] float64 numbers to encode: 0, 1, 2, ...
+            width: number of columns of the table.
+            d: hidden size of the model, by which frequencies fall from column to column.
 
         Returns:
             [n, width] float64.

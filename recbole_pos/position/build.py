@@ -180,9 +180,8 @@ def build_row_encodings(
 
     encoding = build_schemes(position, dimensions, options).input
     # several encodings, or none, are wrapped in a ComposeInput
-    if isinstance(encoding, ComposeInput):
-        return nn.ModuleList(encoding.schemes.values())
-    return nn.ModuleList([encoding])
+    encodings = encoding.schemes.values() if isinstance(encoding, ComposeInput) else [encoding]
+    return nn.ModuleList(encodings)
 
 
 def describe(name: str) -> Facts:

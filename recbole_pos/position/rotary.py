@@ -134,12 +134,18 @@ class FrequencyBank(nn.Module):
         return self
 
     def forward(self) -> Tensor:
-        """Return the frequencies: how fast planes turn, pairs of columns of query and key.
+        """Return the frequencies: by how many radians each plane turns for an interaction, or time.
 
-        They are fixed (``start``), or learned as logarithms: one by one (``free``, ``log``), or of
-        the first one (``log_first``) and the steps by which each next one falls below the one
-        before (``ladder``; a step is the softplus of ``raw_step``). Each may have a learned factor,
-        the softplus of ``raw_scale``.
+        A plane is a pair of columns of query and key. How ``self.learn`` computes frequencies:
+
+            fixed     ``start`` [planes] has them; nothing is learned
+            free      ``log`` [planes] has their logarithms, which are learned one by one
+            ladder    ``log_first`` [1] is the logarithm of the first one; each next logarithm is
+                      smaller by softplus(raw_step), with ``raw_step`` [planes - 1]; both learned
+
+        As a softplus is above 0, the frequencies of a ladder always fall from plane to plane.
+        Finally, if ``raw_scale`` [planes] is not None, each frequency is multiplied by
+        softplus(raw_scale), a learned factor.
 
         Returns:
             [planes] float64 radians per interaction, or per unit of time.
@@ -150,8 +156,8 @@ class FrequencyBank(nn.Module):
             frequency = self.log.double().exp()
         else:
             # how far each logarithm is below the first: steps of 1 and 2 give 0, 1, 3
-            fall = F.softplus(self.raw_step.double()).cumsum(0)
-            frequency = (self.log_first.double() - F.pad(fall, (1, 0))).exp()
+            sums = F.softplus(self.raw_step.double()).cumsum(0)  # here 1, 3
+            frequency = (self.log_first.double() - F.pad(sums, (1, 0))).exp()
         if self.raw_scale is not None:
             frequency = frequency * F.softplus(self.raw_scale.double())
         return frequency
@@ -206,17 +212,17 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """Return how many pairs of columns a head of size e has, e / 2, which rotations turn (planes).
+    """Return the number of planes of a head, which is half the number of its columns.
+
+    A plane is a pair of columns of queries and keys. Rotary position schemes turn each plane by an
+    angle of its own.
 
     Args:
-        dimensions: sizes of the model.
-        scheme: name of the position scheme that asks, for the message.
-
-    Returns:
-        e / 2.
+        dimensions: sizes of the model, with heads of ``head_size`` columns.
+        scheme: name of the position scheme, for the message.
 
     Raises:
-        UsageError: if e is odd.
+        UsageError: if a head has an odd number of columns.
     """
     if dimensions.head_size % 2:
         raise UsageError(

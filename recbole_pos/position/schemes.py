@@ -87,7 +87,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
 
 
 def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -> type:
-    """Register a custom position scheme under a name that ``position`` may have.
+    """Register a custom position scheme, so that the option ``position`` may name it.
 
     Args:
         name: name of the scheme.
@@ -109,12 +109,12 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
     options = _require_scheme(name, scheme).options  # names of the options that it reads
-    # one of the plugin's own schemes under its own name is registered already
+    # Nothing to do if the class comes with this package and has this name there.
     if SCHEMES.find_shipped_name(scheme) == name and defaults is None:
         return scheme
 
-    # The value of each option: as given here, or else as in a class that this one extends.
-    # ``own_options`` are options that no scheme of the plugin has.
+    # ``values`` has a default for each option: from ``defaults``, from the class, or from a class
+    # that it extends. ``own_options`` are those options that no scheme of this package has.
     values, own_options = SCHEMES.gather_defaults(scheme, defaults)
     missing = set(options) - set(values)
     if missing:
@@ -122,12 +122,14 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
             f"scheme {shown(name)}: {', '.join(sorted(missing))} has no default; give one to "
             "register_scheme"
         )
-    # A class that it extends may have further options, which this one does not read.
+    # leave out options that only a class that it extends reads
     values = {key: values[key] for key in options}
     own_options &= set(options)
 
-    # Another process gets the scheme by importing the module that calls this function, if the call
-    # is at the top level of a module; else None. _getframe(1) is the code of the caller.
+    # Processes that are started later, such as Ray's, need the scheme, too. They get it by
+    # importing the module that calls this function. ``sys._getframe(1)`` is the frame of that call,
+    # and ``find_importing_module`` returns the name of its module, or None if importing the module
+    # would not repeat the call, as in a function or a notebook.
     module = find_importing_module(sys._getframe(1))
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
     return scheme
@@ -146,8 +148,7 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
     """
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
-    bases = (AttentionPosition, InputPosition)
-    if not (isinstance(scheme, type) and issubclass(scheme, bases)):
+    if not (isinstance(scheme, type) and issubclass(scheme, AttentionPosition | InputPosition)):
         description = import_path(scheme) if isinstance(scheme, type) else shown(scheme)
         raise UsageError(
             f"scheme {shown(name)}: expected a class that extends recbole_pos.AttentionPosition "

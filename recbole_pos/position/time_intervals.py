@@ -80,10 +80,9 @@ class TimeEmbedding(InputPosition):
         """
         super().__init__()
         self.time_from = time_from
-        self.weight = make_table(dimensions, time_buckets, dimensions.hidden_size)
-        self.request = None
-        if dimensions.request_time:
-            self.request = make_table(dimensions, time_buckets, dimensions.hidden_size)
+        d = dimensions.hidden_size
+        self.weight = make_table(dimensions, time_buckets, d)
+        self.request = make_table(dimensions, time_buckets, d) if dimensions.request_time else None
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return x + P[bucket(t)] and, where requests have times, + R[bucket(gap)].
@@ -221,19 +220,25 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
     """Return table[bucket(t_i - t_j)] for each two interactions i and j of a history.
 
-    A bucket is a range of times that share one number of the table, see :func:`find_bucket`.
+    A bucket is a range of times, such as 60 to 81 seconds, for which the table has one number.
+
+    The table is not read itself, but ``LANES`` copies of it, one behind the other. Many pairs read
+    the same bucket. If all of them read one number, a GPU would add up their gradients one after
+    the other. Spread over several copies of the number, most are added at the same time.
 
     Args:
-        table: [num_buckets] numbers, by bucket; the last one takes everything longer.
-        batch: the histories, with times.
+        table: [num_buckets] learned number of each bucket; the last one is for everything longer.
+        batch: the histories, with times; t is the length of the longest.
 
     Returns:
         [b, t, t] from query i (row) to key j, padded after shorter histories.
     """
     num_buckets = len(table)
-    # which entry each pair reads does not depend on parameters: computed once for all layers
-    key = ("intervals", num_buckets)
-    entries = batch.cached(key, lambda: find_entries(batch, num_buckets, table.device))
+    # What each pair reads, [b, t, t]: bucket 5 of the third copy is entry 2 num_buckets + 5. This
+    # does not depend on the numbers in the table, so it is computed once for all layers.
+    cache_key = ("intervals", num_buckets)
+    entries = batch.cached(cache_key, lambda: find_entries(batch, num_buckets, table.device))
+    # copies[entries] for the copies [LANES num_buckets]
     return table.repeat(LANES).index_select(0, entries.flatten()).view(entries.shape)
 
 
@@ -291,26 +296,32 @@ class TimeDecay(AttentionPosition):
         decay_longest: float,
         time_unit: str,
     ) -> None:
-        """Create for each head its strength a, reach s and power b, as [h] parameters.
+        """Create the parameters of a function of the time d between two interactions.
 
-        Fresh reaches are log-spaced over the heads; a single head has their geometric mean.
+            exponential_power:  a 2^(-(d / s)^b)          power:  a (1 + d / s)^(-b)
+
+        It is added to the logits of attention. Each of the h heads has its own strength a, reach s
+        and power b. The strength is 0 when fresh, so that nothing is added; the power is 1, so that
+        half of a is left at d = s. Fresh reaches are log-spaced from the first head to the last: 1,
+        10 and 100 days for 3 heads from 1 to 100. A single head has their geometric mean, 10.
 
         Args:
-            dimensions: sizes of the model.
-            decay_kind: the function of time, ``exponential_power`` or ``power``.
-            decay_shortest, decay_longest: reach of the first and of the last head.
-            time_unit: unit of both.
+            dimensions: sizes of the model, with h heads.
+            decay_kind: the function, ``exponential_power`` or ``power``.
+            decay_shortest, decay_longest: fresh reach of the first and of the last head.
+            time_unit: unit of both, such as ``days``.
         """
         super().__init__()
         self.kind, h = decay_kind, dimensions.n_heads
-        self.strength = nn.Parameter(torch.zeros(h))
+        self.strength = nn.Parameter(torch.zeros(h))  # a
 
-        # the logarithms of the reaches s in seconds
+        # ln s, with s in seconds: the parameter may be any number, and s is above 0
         low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
         self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))
 
-        # the power b is the softplus of this, which is 1 when fresh
+        # b is softplus(raw_power), above 0. softplus(x) is log(1 + exp(x)), which is 1 for
+        # x = log(exp(1) - 1).
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:

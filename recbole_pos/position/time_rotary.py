@@ -87,10 +87,10 @@ class AngularPosition(AttentionPosition):
         Returns:
             The rotated queries and keys, [m, h, e] each.
         """
-        # the cosines and sines of the angles of keys, and of queries
+        # The cosines and sines of the angles of keys, and of queries. Without times of requests
+        # ``batch.request`` is the batch itself.
         of_keys = self._cached_cos_sin(batch)
-        has_requests = batch.request is not batch  # it is the batch itself without such times
-        of_queries = self._cached_cos_sin(batch.request) if has_requests else of_keys
+        of_queries = of_keys if batch.request is batch else self._cached_cos_sin(batch.request)
         return rotate_pairs(q, *of_queries).to(q.dtype), rotate_pairs(k, *of_keys).to(k.dtype)
 
     def cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
@@ -238,25 +238,32 @@ class MultiLevelRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
-        """Compute the fixed frequencies of each level, base^(-c / planes) / days radians per day.
+        """Compute how fast each pair of columns of a head is rotated, by year, by month and by day.
 
-        The levels are year, month and day; ``LEVELS`` are their days. c counts the planes of a
-        head, pairs of columns that are rotated by one angle for each level.
+        For pair c of ``planes`` pairs the frequency is
+
+            base^(-c / planes) / days       radians per day
+
+        where a year has 365.25 days, a month 30.4375 and a day 1 (``LEVELS``). :meth:`cos_sin` adds
+        up the three rotations with the weights.
 
         Args:
             dimensions: sizes of the model.
-            rote_bases: three bases, of year, month and day.
-            rote_weights: three weights of the rotations.
+            rote_bases: the base of the year, of the month and of the day.
+            rote_weights: the weight of the year, of the month and of the day.
 
         Raises:
-            UsageError: if heads have an odd size.
+            UsageError: if a head has an odd number of columns.
         """
         super().__init__()
         planes = count_planes(dimensions, "rote")  # half the columns of a head
         self.level_weights = rote_weights
+        # base_form(planes, base, scale) returns scale * base^(-c / planes) for every c, [planes]
         levels = zip(rote_bases, LEVELS, strict=True)
         frequencies = torch.stack([base_form(planes, base, 1 / days) for base, days in levels])
-        self.bank = FrequencyBank(frequencies, "fixed", scaled=False)  # [3, planes]
+        # a module that returns the [3, planes] frequencies; "fixed": nothing of it is learned
+        self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
+        # layers with equal options compute the same angles, and share those of a batch by this key
         self.cache_key = (*rote_bases, *rote_weights)
 
     def cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
@@ -371,9 +378,8 @@ class TimeOrderRotaryPosition(AngularPosition):
 
         # A bank has a frequency for each plane that turns by its source in any head. Those of
         # ``effective`` start as the products that ``early`` has: with the factors 1 - g and g.
-        order_factor, time_factor = 1.0, 1.0
-        if fusion == "effective":
-            order_factor, time_factor = 1 - gate_value, gate_value
+        factors = (1 - gate_value, gate_value) if fusion == "effective" else (1.0, 1.0)
+        order_factor, time_factor = factors
         order_planes, time_planes = int(by_order.any(0).sum()), int(by_time.any(0).sum())
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
         start = base_form(order_planes, rope_base, rope_scale * order_factor)
@@ -407,28 +413,32 @@ class TimeOrderRotaryPosition(AngularPosition):
         return (soft > 0.5) + soft - soft.detach()  # hard: 0 or 1, with the gradient of soft
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """Return how fast each plane turns with order, and how fast with time.
+        """Return how fast order turns each plane, and how fast time does (TO-RoPE, equation 4).
 
-        A plane is a pair of columns of a head that is rotated by one angle. ``by_order`` and
-        ``by_time`` say which planes turn by order and by time; the modules ``order`` and ``clock``
-        return the frequencies of those that do. With ``fusion: early`` the results are (1 - g) a w
-        of order and g b f of time, with frequencies w and f, learned scales a and b and the gate g
-        (TO-RoPE, equation 4). Otherwise there is no gate, and a plane that turns by one of them
-        only has the frequency 0 of the other.
+        A plane is a pair of columns of a head that is rotated by one angle. The modules ``order``
+        and ``clock`` return the frequencies of the planes that turn by order and by time. In four
+        planes of a head, of which two turn by order and two by time, these are [w0, w1] and
+        [f0, f1], and the results are [w0, w1, 0, 0] and [0, 0, f0, f1].
+
+        With ``fusion: early`` all planes turn by both. The gate g between 0 and 1 is the share of
+        time: frequencies of order are multiplied by 1 - g, and those of time by g.
 
         Returns:
-            Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
+            Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each:
+            one row for all heads, or a row for each head.
         """
         order, time = self.order(), self.clock()  # [planes by order], [planes by time]
         if self.fusion == "early":
-            share = self.time_share()
-            order, time = (1 - share) * order, share * time
+            gate = self.time_share()  # a number, or [h or 1, e / 2 or 1]
+            order, time = (1 - gate) * order, gate * time
 
-        # up to all e / 2 planes of a head, of which order turns the first and time the last
+        # Filled up with zeros to all e / 2 planes of a head, of which order turns the first ones
+        # and time the last ones.
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
-        # times 1 or 0, which exported programs compute in one type
-        return order * self.by_order.to(order.dtype), time * self.by_time.to(time.dtype)
+        # If some heads turn by order and others by time, both have frequencies for all planes.
+        # ``by_order`` and ``by_time``, [h or 1, e / 2] bool, say which of them a head uses.
+        return order.masked_fill(~self.by_order, 0), time.masked_fill(~self.by_time, 0)
 
     def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle by which order and time turn every plane (TO-RoPE, equation 4).
@@ -449,16 +459,20 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
-        """Return after how many seconds each plane has turned once by time.
+        """Return the seconds after which the rotation by time has come round to where it began.
 
-        A plane is a pair of columns of a head. Before training the shortest of these periods is
-        compared with the resolution of the dataset's times.
+        Rotary position schemes rotate each pair of columns of a head by an angle. Here the angle
+        grows with the order of interactions, with their time, or with both. Before training the
+        shortest of these periods is compared with the resolution of the dataset's times.
 
         Returns:
-            [h, e / 2], infinite for planes that turn by order; None if all of them do.
+            [h, e / 2] seconds for each pair of columns of each head, infinite where the angle does
+            not depend on time; None if that is so everywhere.
         """
+        # [h or 1, e / 2] radians per ``time_unit``, 0 where the angle does not depend on time; a
+        # single row is that of all heads
         _, time_frequency = self.frequencies()
-        if not time_frequency.any():  # 0 for planes that do not turn by time
+        if not time_frequency.any():
             return None
         periods = 2 * math.pi / time_frequency * SECONDS[self.time_unit]
         return periods.expand(self.n_heads, -1)
