@@ -12,27 +12,20 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import find_importing_module
 from recbole_pos.values import shown
 
+if TYPE_CHECKING:
+    import numpy as np
+
 # Names of what an evaluation collects: rank of each target from 0, its interaction, the best items
 # of its row, and the dataset.
 RANK, EVENT, ITEMS, DATASET = "rec.rank", "rec.event", "rec.items", "data.dataset"
-# Name of a metric -> function (ranks, cutoff k) that returns the gains of targets with ranks below
-# k. A target is the only relevant item of its list.
-_GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "hit": lambda rank, k: np.ones_like(rank),
-    "recall": lambda rank, k: np.ones_like(rank),
-    "precision": lambda rank, k: np.ones_like(rank) / k,
-    "ndcg": lambda rank, k: 1 / np.log2(rank + 2),
-    "mrr": lambda rank, k: 1 / (rank + 1),
-    "map": lambda rank, k: 1 / (rank + 1),
-}
+# Metrics that are the mean of a gain of each target, which is the only relevant item of its list.
+_GAIN_METRICS = ("hit", "recall", "precision", "ndcg", "mrr", "map")
 # A name with its cutoff, such as ndcg@10.
 _RANK_METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
 
@@ -134,7 +127,7 @@ def add_metric(name: str, metric: CustomMetric) -> None:
 def is_from_ranks(metric: str) -> bool:
     """Return whether a metric's name (``ndcg@10``) is one that :func:`compute_gains` knows."""
     match = _RANK_METRIC.fullmatch(metric.lower())
-    return match is not None and match[1] in _GAINS
+    return match is not None and match[1] in _GAIN_METRICS
 
 
 def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
@@ -147,11 +140,18 @@ def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
             ties, infinity for a target that cannot be ranked. The gains have the same shape.
         metric: name and cutoff, such as ``ndcg@10``, for which :func:`is_from_ranks` is true.
     """
+    import numpy as np  # here, since names of metrics are listed without it
+
     name, _, cutoff = metric.lower().partition("@")
     rank, k = np.asarray(rank, dtype=float), int(cutoff)
-    compute_gain = _GAINS[name]  # function of ranks below k: 1 / log2(rank + 2) for ndcg
-    with np.errstate(invalid="ignore"):  # of infinite ranks, whose gain is 0 whatever comes out
-        return np.where(rank < k, compute_gain(rank, k), 0.0)
+    gains = np.ones_like(rank)  # hit and recall
+    if name == "precision":
+        gains = gains / k
+    elif name == "ndcg":
+        gains = 1 / np.log2(rank + 2)
+    elif name in ("mrr", "map"):
+        gains = 1 / (rank + 1)
+    return np.where(rank < k, gains, 0.0)
 
 
 def has_cutoff(name: str) -> bool:
