@@ -28,9 +28,60 @@ ROOT, DATASETS = (
     for name in ("properties", "dataset")
 )
 
+_MAX_VALUES, _MAX_DEPTH = 100_000, 100  # of a user's text
+
 
 class YamlLoader(yaml.SafeLoader):
-    """Reads a user's yaml text: no code, and no key twice, of which PyYAML would drop one."""
+    """Reads a user's yaml text: no code, no key twice (PyYAML would drop one), no endless text.
+
+    A text may have ``_MAX_VALUES`` values in ``_MAX_DEPTH`` levels. An alias (``*name``) counts as
+    all the values that it stands for, since a few lines of aliases within aliases can fill
+    gigabytes when they are printed.
+
+    Attributes:
+        depth: number of nodes that have begun and not ended.
+        sizes: node that has ended -> number of values in it.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = 0
+        self.sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node of the text as SafeLoader does, unless it is too large or too deep.
+
+        A node is a value, list or mapping. SafeLoader calls this method for each node, and within
+        that call for the nodes in it.
+
+        Args:
+            parent: node that holds this one.
+            index: key or position in ``parent``.
+
+        Raises:
+            yaml.MarkedYAMLError: with the line of the node that exceeds a limit.
+        """
+        event = self.peek_event()  # how the node begins: a value, list, mapping or alias
+        self.depth += 1
+        node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
+        self.depth -= 1
+
+        # An alias returns a node that has its size already.
+        if node is not None and not isinstance(event, yaml.AliasEvent):
+            children = node.value if isinstance(node, yaml.CollectionNode) else []
+            if isinstance(node, yaml.MappingNode):
+                children = [child for pair in children for child in pair]  # keys and values
+            self.sizes[node] = 1 + sum(self.sizes[child] for child in children)
+
+        # Two kinds of nodes have no size, and count as too large: one that is too deep, so that
+        # ``node`` is None, and an alias of a node that holds the alias itself, and has not ended.
+        if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
+            problem = (
+                f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "
+                "levels of nesting"
+            )
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         """Return the next mapping of the text as SafeLoader does, unless it has a key twice.
@@ -58,7 +109,8 @@ _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been
 class PackagedLoader(_Libyaml):  # type: ignore[misc, valid-type]
     """Reads the files of this package and of RecBole, much faster than YamlLoader, with libyaml.
 
-    Not for users' files: its messages are shorter, and it takes a key twice.
+    Not for users' files: its messages are shorter, it takes a key twice, and deep nesting ends the
+    process.
     """
 
 

@@ -40,9 +40,13 @@ def test_a_damaged_result_or_configuration_is_named(here, refused) -> None:
 A_KEY_TWICE = b"a: 1\na: 2"
 
 
-def test_yaml_is_read_or_refused_in_one_line(tmp_path) -> None:
+def test_yaml_is_read_within_bounds_or_refused_in_one_line(tmp_path) -> None:
     file = tmp_path / "a.yaml"
-    for text in (b"\xff\xfe\x00", A_KEY_TWICE):
+    aliases = "a: &a0 [1]\n" + "".join(
+        f"b{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 20)
+    )
+    deep, itself = b"[" * 100_000, b"a: &a [1, *a]"
+    for text in (b"\xff\xfe\x00", A_KEY_TWICE, aliases.encode(), deep, itself):
         file.write_bytes(text)
         with pytest.raises(UsageError) as refusal:
             read_yaml(file)
