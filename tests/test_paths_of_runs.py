@@ -42,9 +42,8 @@ A_KEY_TWICE = b"a: 1\na: 2"
 
 def test_yaml_is_read_within_bounds_or_refused_in_one_line(tmp_path) -> None:
     file = tmp_path / "a.yaml"
-    aliases = "a: &a0 [1]\n" + "".join(
-        f"b{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 20)
-    )
+    doubled = (f"b{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 20))
+    aliases = "a: &a0 [1]\n" + "".join(doubled)
     deep, itself = b"[" * 100_000, b"a: &a [1, *a]"
     for text in (b"\xff\xfe\x00", A_KEY_TWICE, aliases.encode(), deep, itself):
         file.write_bytes(text)
