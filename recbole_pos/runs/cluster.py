@@ -43,34 +43,12 @@ def connect(address: str | None) -> bool:
     if ray.is_initialized():
         return False
 
-    # Settings of a new Ray on this machine. Ray's workers would have a niceness of 15, with which
-    # they get next to no time beside other work. Without a token in the environment, Ray writes one
-    # into the home folder, which may not be writable.
-    options: dict[str, Any] = {}
-    if address is None:
-        options |= {"include_dashboard": False, "num_cpus": count_cores()}
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    else:
-        _require_answer(address)  # Ray itself would try for minutes
-
-    # Ray's processes would search the working directory for modules first, which may be a
-    # stranger's folder. This flag prevents it, unless the user has the directory on the path.
-    job = ray.job_config.JobConfig()
-    job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
-
-    # Connect. Ray has no class of its own for the error of a start that takes too long.
-    sigterm = signal.getsignal(signal.SIGTERM)
+    if address is not None:
+        _require_answer(address)
+    former_handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address or "local",
-            configure_logging=True,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            job_config=job,
-            **options,
-        )
-    except Exception as error:
+        _initialize_ray(address)
+    except Exception as error:  # of many classes; Ray has none of its own for a failed start
         reason = short(str(error).partition("\n")[0] or type(error).__name__)
         if address is None:
             raise UsageError(
@@ -83,11 +61,42 @@ def connect(address: str | None) -> bool:
             f"one, and set RAY_AUTH_MODE=token ({reason})"
         ) from error
 
-    # Ray's handler of SIGTERM exits at once, without a message; put the former one back. Only the
-    # main thread may do so.
+    # Ray has put in a handler of the signal SIGTERM that exits without a message, so the former one
+    # is put back. Python allows this in the main thread only.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, sigterm)
+        signal.signal(signal.SIGTERM, former_handler)
     return True
+
+
+def _initialize_ray(address: str | None) -> None:
+    """Call ``ray.init`` with the settings of this package.
+
+    Args:
+        address: ``HOST:PORT`` of a cluster, or ``auto``; None starts Ray on this machine.
+    """
+    # Ray gives the processes that it starts a niceness of 15, the lowest priority but four, so that
+    # they would hardly run beside other work. And it writes a token into the home folder, which may
+    # not be writable, unless the environment has one.
+    num_cpus = None  # a cluster knows its own
+    if address is None:
+        num_cpus = count_cores()
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+    # Ray puts the working directory of this command on ``sys.path`` of its processes, and so would
+    # run modules of a stranger's folder. It does not do so for jobs that this flag marks as sent by
+    # a client from elsewhere. If the user has the directory on the path, it stays there.
+    job = ray.job_config.JobConfig()
+    job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
+    ray.init(
+        address or "local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        configure_logging=True,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        job_config=job,
+    )
 
 
 def _require_answer(address: str) -> None:
@@ -159,15 +168,15 @@ def count_concurrent_runs(resources: Resources) -> int:
     return count_runs(_list_machines(), resources)
 
 
-def start_run(resources: Resources, *arguments: Any, **keywords: Any) -> Any:
-    """Start ``train_run(*arguments, **keywords)`` as a task of Ray, somewhere in the cluster.
+def start_run(resources: Resources, **arguments: Any) -> Any:
+    """Start ``train_run(resources=resources, **arguments)`` as a task of Ray, in the cluster.
 
     If the process or machine of the task is lost, Ray starts it again, up to :data:`MOST_LOSSES`
     times, and :func:`train_run` goes on from the last checkpoint in the folder of the run.
 
     Args:
-        resources: CPUs and GPUs of the task.
-        arguments, keywords: arguments of :func:`train_run`.
+        resources: CPUs and GPUs that Ray gives to the task, and that the run uses.
+        arguments: the other arguments of :func:`train_run`.
 
     Returns:
         Ray's reference to the result of the task.
@@ -175,7 +184,7 @@ def start_run(resources: Resources, *arguments: Any, **keywords: Any) -> Any:
     task: Any = ray.remote(train_run).options(
         max_retries=MOST_LOSSES, num_cpus=resources.cpus, num_gpus=resources.gpus
     )
-    return task.remote(*arguments, **keywords)
+    return task.remote(resources=resources, **arguments)
 
 
 class RayRuns:

@@ -90,9 +90,8 @@ class LocalRuns:
         """Return the data for :meth:`start`, written once for all runs."""
         return MappedData(data, self.folder.path)
 
-    def start(self, resources: Resources, *arguments: Any) -> LocalRun:
-        """Start ``train_run(*arguments)`` in a process, whose threads are among the arguments."""
-        # Nothing is done with ``resources`` here: train_run gets them, too, and sets its threads.
+    def start(self, **arguments: Any) -> LocalRun:
+        """Start ``train_run(**arguments)`` in a process of its own."""
         return LocalRun(arguments)
 
     def wait(self, runs: Iterable[LocalRun]) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
@@ -134,7 +133,7 @@ class LocalRun:
         num_lost: how many processes of this run were killed.
     """
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, arguments: dict[str, Any]) -> None:
         """Start the run in a process of its own; ``arguments`` are those of ``train_run``."""
         # They are kept as bytes, to start the run again. Classes are pickled by value: a process
         # cannot import those of a script or a notebook.
@@ -143,10 +142,11 @@ class LocalRun:
         self._start()
 
     def _start(self) -> None:
-        """Start a process for the run, as a copy (fork) of Python's fork server.
+        """Start a process that trains the run, from its last checkpoint if it has one.
 
-        The process sends the facts that ``train_run`` returns through a pipe, whose other end this
-        object has. If the run has a checkpoint, ``train_run`` goes on from it.
+        Python's fork server, which has imported this package already, makes the process as a copy
+        of itself. ``self.connection`` is the end of a pipe, through which the process will send
+        what ``train_run`` returns.
         """
         context = multiprocessing.get_context("forkserver")
         self.connection, other_end = context.Pipe()
@@ -154,6 +154,8 @@ class LocalRun:
         self.process = context.Process(
             target=_train_and_send, args=(other_end, dict(os.environ), self.arguments)
         )
+        # Python would import the user's script in the new process, which would train again. It does
+        # not if the main module seems to have no file, as in this block.
         with _main_module_without_file():
             self.process.start()
         other_end.close()  # so that the pipe ends when the process does
@@ -224,7 +226,7 @@ def _train_and_send(connection: Connection, environment: dict[str, str], argumen
     silent = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(silent, output)
-    connection.send(train_run(*pickle.loads(arguments)))
+    connection.send(train_run(**pickle.loads(arguments)))
     os._exit(0)  # at once: the end of the pipe must not look like the end of the command
 
 

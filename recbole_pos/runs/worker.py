@@ -93,12 +93,16 @@ class SharedData:
     def __init__(self, dataset: Dataset, includes_test: bool = False) -> None:
         """Make a copy of a dataset with arrays in place of tensors.
 
+        Processes can share the memory of numpy arrays, while each would get a copy of a tensor.
+
         Args:
             dataset: the dataset with its split, which stays as it is.
             includes_test: whether test interactions are kept.
         """
         reduced = copy.copy(dataset) if includes_test else dataset.without_test()
-        reduced.identity = dataset.identity  # a hash of the tensors, so computed before they go
+        # The hash of the whole dataset. The copy cannot compute it itself: it needs tensors, and
+        # all interactions.
+        reduced.identity = dataset.identity
         reduced.config = {}  # large to copy; make_dataset puts in the configuration of a run
         arrays = {name: column.numpy() for name, column in reduced.split.log.fields.items()}
         self.dataset = _replace_columns(reduced, arrays)
@@ -208,8 +212,8 @@ def _list_gpus(resources: Resources) -> str:
         return ""
     import ray  # only Ray assigns GPUs; local runs, which use CPUs, do without the import
 
-    # RecBole sets CUDA_VISIBLE_DEVICES to this option. With the run's own value instead, all runs
-    # would share one GPU.
+    # RecBole trains on the GPUs of this option. The gpu_id that the user has set for the study or
+    # the search is not taken: it is the same for all runs, which would then share one GPU.
     return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
 
 
