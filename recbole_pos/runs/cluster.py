@@ -74,12 +74,12 @@ def _initialize_ray(address: str | None) -> None:
     Args:
         address: ``HOST:PORT`` of a cluster, or ``auto``; None starts Ray on this machine.
     """
-    # Ray gives the processes that it starts a niceness of 15, the lowest priority but four, so that
-    # they would hardly run beside other work. And it writes a token into the home folder, which may
-    # not be writable, unless the environment has one.
-    num_cpus = None  # a cluster knows its own
+    # Ray gives the processes that it starts a niceness of 15, a low priority, with which they would
+    # hardly run beside other work. And it writes a token into the home folder, which may not be
+    # writable, unless the environment has one.
+    settings: dict[str, Any] = {}  # of a new Ray; a cluster has its own
     if address is None:
-        num_cpus = count_cores()
+        settings = {"num_cpus": count_cores(), "include_dashboard": False}
         os.environ.setdefault("RAY_worker_niceness", "0")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
@@ -90,12 +90,11 @@ def _initialize_ray(address: str | None) -> None:
     job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
     ray.init(
         address or "local",
-        num_cpus=num_cpus,
-        include_dashboard=False,
         configure_logging=True,
         logging_level=logging.ERROR,
         log_to_driver=False,
         job_config=job,
+        **settings,
     )
 
 

@@ -152,29 +152,33 @@ class ActiveRuns:
         """
         # Note in the study's folder that the run is in progress (in its ``fit.json``), and which
         # runs belong to the study (in ``current.json``).
-        facts = {"status": "running", "commit": self.commit, "model": job.config["model"]}
+        model = job.config["model"]
+        facts = {"status": "running", "commit": self.commit, "model": model}
         self.folder.write_fit(job.digest, {**facts, **self.scheduler.describe(job.fit)})
         self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
 
         # Runs of the same data share them. Trials of a search must not see test interactions, so
         # they share another copy without those.
-        data_key = digest_data_options(job.config), job.fit.stage != "trial"
+        includes_test = job.fit.stage != "trial"
+        data_key = digest_data_options(job.config), includes_test
         if data_key not in self.shared:
-            _, includes_test = data_key
             dataset = self.scheduler.prepare(job.config)  # read once for all runs of the same data
             self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
-        # The first argument says which resources the process gets. The others are passed on to
-        # train_run, with the resources once more; the last is the folder of a trained run, if this
-        # run only tests its weights.
+        # A job with a ``tested_run`` trains nothing: it tests the weights of that trained run.
+        tested_run = None
+        if job.tested_run:
+            tested_run = str(self.folder.run(job.tested_run).path.resolve())
+
+        # Start ``train_run`` with these arguments in a process of its own. ``code`` has the code of
+        # models that are classes of the user's script, which other processes cannot import.
         task = self.processes.start(
-            self.resources,
-            job.config.plain,
-            str(self.folder.run(job.digest).path.resolve()),
-            self.shared[data_key],
-            self.resources,
-            self.code.get(job.config["model"], b""),
-            str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None,
+            plain=job.config.plain,
+            path=str(self.folder.run(job.digest).path.resolve()),
+            data=self.shared[data_key],
+            resources=self.resources,
+            packed=self.code.get(model, b""),
+            tested_run=tested_run,
         )
         self.running[task] = job, time.monotonic()
 
@@ -248,23 +252,36 @@ class ActiveRuns:
 
 
 def write_state(scheduler: Scheduler) -> None:
-    """Write into the study's folder which runs belong to the study, and facts about its data.
+    """Write two files into a study's folder: ``current.json`` and ``facts.json``.
 
-    The facts are the versions of packages; the runs that failed before they had a folder; and, if a
-    dataset has been read, its counts, a checksum, warnings about it, and its split.
+    ``current.json`` says which run belongs to each training run that the plan asks for.
+    ``facts.json`` has the versions of packages, the reasons of runs that failed before they had a
+    folder, and a description of the dataset, if one has been read.
 
     Args:
         scheduler: knows the folder, the runs by their names, and the datasets that were read.
     """
-    scheduler.folder.write_current(scheduler.plan, scheduler.digests)  # name of a run -> its folder
+    # ``digests``: name of a run -> name of its folder
+    scheduler.folder.write_current(scheduler.plan, scheduler.digests)
+
+    # ``unmade``: name of a run that failed without a folder -> why
     facts = StudyFacts(versions=find_versions(), unmade=scheduler.find_unmade())
-    # All configurations have the same dataset and split, so the first that was read is described.
-    # The checksum is shown with _CHECKSUM_DIGITS (16) digits.
     if scheduler.datasets:
-        dataset, *_ = scheduler.datasets.values()
-        summary = dataset.split.summary
-        checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]
-        facts.data = {**count_dataset(dataset), "checksum": checksum}
-        facts.warnings = make_warnings(summary)  # of copied interactions, for example
-        facts.split = add_sample(summary, dataset.config)  # with the size of a sample of users
+        _describe_dataset(next(iter(scheduler.datasets.values())), facts)
     scheduler.folder.write_facts(facts)
+
+
+def _describe_dataset(dataset: Any, facts: StudyFacts) -> None:
+    """Put the counts, the checksum, the warnings and the split of a dataset into facts of a study.
+
+    All configurations of a study have the same data and split, so one dataset stands for all.
+
+    Args:
+        dataset: a dataset of the study, with its split.
+        facts: the facts, which are changed.
+    """
+    summary = dataset.split.summary  # counts of interactions and targets
+    checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]  # the first 16 digits of a hash
+    facts.data = {**count_dataset(dataset), "checksum": checksum}
+    facts.warnings = make_warnings(summary)  # of copied interactions, for example
+    facts.split = add_sample(summary, dataset.config)  # with the size of a sample of users

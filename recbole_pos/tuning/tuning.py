@@ -393,21 +393,19 @@ class _Runs:
         if run.result.is_file():
             return best, run
 
-        # Run it as a task of Ray, which starts again if its process is lost. Only here are the
-        # test interactions given to a process. ``tested_run`` is the trained run whose weights are
-        # tested; ``advice`` says how to continue the search.
+        # Test it in a task of Ray, which starts again if its process is lost. No trial was given
+        # the test interactions; this run is.
         make_folder(run.path.parent)
         task = start_run(
-            self.resources,
-            self.search.make_config(best.options).plain,
-            str(run.path.resolve()),
-            SharedData(self.data, includes_test=True),
-            self.resources,
-            pack(self.search.config["model"]),
+            plain=self.search.make_config(best.options).plain,
+            path=str(run.path.resolve()),
+            data=SharedData(self.data, includes_test=True),
+            resources=self.resources,
+            packed=pack(self.search.config["model"]),  # the code of a custom model
             tested_run=str(find_run(self.folder, best.number).path.resolve()),
         )
+        # It returns the status, and the reason of a failure, in place of raising an error.
         facts = ray.get(task)
-        # train_run returns the status, and the reason of a failure, in place of raising an error.
         if facts["status"] != DONE:
             raise TrainingError(
                 f"trial {best.number} could not be tested: {facts['reason']}; {self.advice}"
@@ -422,20 +420,21 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
         runs: the runs of the search.
         reporter: prints the lines.
     """
-    # ``num_left`` is the number of trials without a result; those of earlier calls have one. The
-    # summary has counts of the split, from which describe_split makes a line on its targets, and
-    # make_warnings a text for each thing that may mislead, such as copies of interactions.
+    # What is searched: ``facts`` says how, ``space`` has the options that are sampled.
     search, facts = runs.search, runs.search.facts
     reporter.line(
         f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
         f"{facts.scheduler}, best valid {search.metric}; searching "
         f"{', '.join(search.space.names)}; {runs.resources}; {runs.folder}"
     )
+    # Trials of earlier calls that have a result; ``num_left`` counts those that have none.
     if num_ended := facts.num_samples - runs.num_left:
         reporter.line(f"{num_ended} trials have ended before")
-    if text := describe_split(runs.data.split.summary):
+
+    summary = runs.data.split.summary  # counts of the split
+    if text := describe_split(summary):  # a sentence on its targets, or empty
         reporter.line(text)
-    for text in make_warnings(runs.data.split.summary):
+    for text in make_warnings(summary):  # of copied interactions, for example
         reporter.warning(text)
 
 
