@@ -5,6 +5,7 @@ Shapes: m positions with n targets each, states [m, d], item vectors [items, d];
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -114,6 +115,18 @@ def _make_fake_outputs(states: Tensor, vectors: Tensor, *_: Any) -> tuple[Tensor
     return states.new_empty(()), torch.empty_like(states), torch.empty_like(vectors)
 
 
+def _scale(gradients: Sequence[Tensor | None], grad: Tensor) -> Sequence[Tensor | None]:
+    """Return gradients of a loss times ``grad``, the scalar gradient to the loss itself.
+
+    Scaling copies them. On a CPU it is cheap to read ``grad``, which is mostly 1, and that needs
+    no copy.
+    """
+    is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
+    if is_readable and grad.item() == 1:
+        return gradients
+    return [None if gradient is None else gradient * grad for gradient in gradients]
+
+
 def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Save the two gradients, which are outputs after the loss, for the backward pass."""
     _, grad_states, grad_vectors = output
@@ -123,8 +136,7 @@ def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tenso
 
 def _scale_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     """Return the saved gradients times ``grad``, and None for each other input."""
-    grad_states, grad_vectors = ctx.saved_tensors
-    return grad_states * grad, grad_vectors * grad, None, None, None, None
+    return (*_scale(ctx.saved_tensors, grad), None, None, None, None)
 
 
 _compute_loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)
@@ -187,12 +199,7 @@ class EarlyGradients(torch.autograd.Function):
             To states [m, d], and to item vectors [items, d], sparse if only some rows have a
             gradient; None for each further argument of ``forward``.
         """
-        grads = ctx.saved_tensors
-        # Scaling copies gradients. On a CPU it is cheap to read the factor, and 1 needs no copy.
-        is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
-        if not is_readable or grad.item() != 1:
-            grads = [None if saved is None else saved * grad for saved in grads]
-        grad_states, grad_vectors = grads
+        grad_states, grad_vectors = _scale(ctx.saved_tensors, grad)
         if grad_vectors is not None and ctx.rows is not None:  # as a sparse tensor of all items
             grad_vectors = make_row_gradient(ctx.rows, grad_vectors, ctx.size)
         other_grads = [None] * (len(ctx.needs_input_grad) - 2)
