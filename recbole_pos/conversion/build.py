@@ -186,13 +186,14 @@ def read_interactions(
 
     Args:
         source: the table that holds the interactions.
-        roles: role (user, item, time) -> name of its column, see :func:`find_roles`.
+        roles: role (user, item, time) -> name of its column.
         args: arguments of the command ``convert``: words for a missing value, and the form of
             times.
 
     Raises:
         UsageError: if no row is left, or a column is wrong.
     """
+    # Names of users and items are ``Cells``: each row has the code of its name, 0 for none.
     table = source.table
     user = _read_names(table, roles["user"], args)
     item = _read_names(table, roles["item"], args)
@@ -204,27 +205,11 @@ def read_interactions(
         times = Times(numbers, Counter({"order of the rows of each user, no time": len(numbers)}))
         time_column = pa.chunked_array([pa.array(numbers)])
 
-    # EMPTY_LINE is the reason of a row without any of the three, of which nothing is lost.
-    # Reason why a row cannot be used -> [rows] bool, whether it holds. Each row has the code of its
-    # user and item, which is 0 where the cell is empty.
-    has_no_time = time_column.is_null().to_numpy()
-    faults = {
-        EMPTY_LINE: has_no_time & (user.codes == 0) & (item.codes == 0),
-        f"no user ({roles['user']})": user.codes == 0,
-        f"no item ({roles['item']})": item.codes == 0,
-        f"no time ({roles['time']})": has_no_time,
-        f"time cannot be read ({roles['time']})": np.isnan(times.seconds),
-    }
-    for role, names in (("user", user), ("item", item)):
-        # Names that cannot stand in a file (the pattern UNWRITABLE): a line is a row there, and
-        # [PAD] is RecBole's padding. Each different name is tested once, and found by its code.
-        matches = pc.match_substring_regex(names.values, UNWRITABLE)
-        is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
-        faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
-
+    # Drop rows that cannot be used, each for its first fault.
     is_kept = np.ones(table.num_rows, dtype=bool)
     dropped = {}
-    for reason, is_faulty in faults.items():  # a row is dropped for its first fault
+    faults = _find_faults(roles, user, item, time_column.is_null().to_numpy(), times.seconds)
+    for reason, is_faulty in faults.items():
         if (is_kept & is_faulty).any():
             dropped[reason] = np.flatnonzero(is_kept & is_faulty)
             is_kept &= ~is_faulty
@@ -236,10 +221,41 @@ def read_interactions(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
         )
-    if args.then is not None:
+    if args.then is not None:  # the column that orders rows of the same time
         require_column(args.then, source.columns, "then")
         rows = rows[_order_by_time(times.seconds[rows], table[args.then].take(rows))]
     return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
+
+
+def _find_faults(
+    roles: Mapping[str, str], user: Cells, item: Cells, has_no_time: np.ndarray, seconds: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Find the rows of a table that cannot be used as interactions, and why.
+
+    Args:
+        roles: role (user, item, time) -> name of its column.
+        user, item: [rows] names; code 0 is an empty cell.
+        has_no_time: [rows] bool, whether the cell of the time is empty.
+        seconds: [rows] times, NaN where none could be read.
+
+    Returns:
+        Reason -> [rows] bool, whether it holds. If several hold for a row, the first one counts.
+    """
+    has_no_user, has_no_item = user.codes == 0, item.codes == 0
+    faults = {
+        EMPTY_LINE: has_no_user & has_no_item & has_no_time,
+        f"no user ({roles['user']})": has_no_user,
+        f"no item ({roles['item']})": has_no_item,
+        f"no time ({roles['time']})": has_no_time,
+        f"time cannot be read ({roles['time']})": np.isnan(seconds),
+    }
+    for role, names in (("user", user), ("item", item)):
+        # Names that cannot stand in a file (the pattern UNWRITABLE): a line is a row there, and
+        # [PAD] is RecBole's padding. Each different name is tested once, and found by its code.
+        matches = pc.match_substring_regex(names.values, UNWRITABLE)
+        is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
+        faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
+    return faults
 
 
 def _order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
@@ -310,26 +326,37 @@ class Builder:
         args: ConvertArguments,
         report: Report,
     ) -> None:
-        """Begin the tables with the fields of user, item and time; see the class for arguments."""
+        """Begin the tables of a dataset with the fields of user, item and time.
+
+        Args:
+            source: the file of interactions.
+            interactions: what was read of it: user, item and time of each interaction.
+            roles: role (user, item, time) -> name of its column in the file.
+            overrides: option (type, table or rename) -> column -> what the user sets for it.
+            args: arguments of the command ``convert``.
+            report: gets an entry for each column.
+        """
         self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.args, self.report = overrides, args, report
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
         self.fields: dict[str, str] = {}
         self.entities: dict[str, EntityIndex] = {}
 
-        # Users and items: their names are a field of the interactions, and the first field of their
-        # own table, which has a row for each user or item in the order in which they first occur.
+        # The names of users are a field of the interactions, and the first field of the table of
+        # users, which has one row for each user, in the order in which they first occur
+        # (``EntityIndex``). The same for items. ``_add`` names the field and reports it.
         for role, cells in (("user", interactions.user), ("item", interactions.item)):
             names = cells.as_kind("token")
             field = self._add(roles[role], source, "inter", names, default=_FIELDS[role])
-            self.fields[role], self.entities[role] = field, EntityIndex(names)
+            self.fields[role] = field
+            self.entities[role] = EntityIndex(names)
             self.tables[role][field] = self.entities[role].cells
 
-        # The time, which is not held as cells, since nearly every value is another.
+        # The time is held as an array of seconds, and not as codes of different values.
         field = self.fields["time"] = self._name_field(roles["time"], default=_FIELDS["time"])
         self.tables["inter"][field] = interactions.seconds
-        num_times = len(np.unique(interactions.seconds))
-        time = Column(roles["time"], source.path.name, field, "float", "inter", num_times)
+        time = Column(roles["time"], source.path.name, field, kind="float", table="inter")
+        time.different = len(np.unique(interactions.seconds))
         time.notes = [*interactions.forms]  # such as "ISO dates"
         report.columns.append(time)
 
@@ -363,37 +390,39 @@ class Builder:
         return self.roles["time"] in self.source.columns
 
     def add_file(self, source: Source, role: str) -> None:
-        """Add the columns of a file about items (users) as their attributes.
+        """Make attributes of items of the columns of a file about items; the same for users.
 
-        Rows of the file about items (users) that have no interaction are left out and reported.
+        Rows about an item that has no interaction are left out and reported.
 
         Args:
-            source: the file, a row for each item (user).
+            source: the file, a row for each item or user.
             role: ``item`` or ``user``.
 
         Raises:
             UsageError: if no row is about an item (user) that has an interaction.
         """
-        # Find the item (user) that each row is about: its number, or -1 if it has no interaction.
-        key, index = self._find_key(source, role), self.entities[role]
+        # Each row names its item in the column ``key``. ``find`` returns [rows] the number of the
+        # item, or -1 if no interaction has it.
+        key, known = self._find_key(source, role), self.entities[role]
         names = _read_names(source.table, key, self.args)
-        entities = index.find(names)
+        entities = known.find(names)
         rows = np.flatnonzero(entities >= 0)
         if not len(rows):
-            # An example of a name in this file, and of one in the interactions.
-            here, there = (shown(cells.values[-1].as_py()) for cells in (names, index.cells))
+            # the last of the different names in this file, and of those in the interactions
+            here, there = shown(names.values[-1].as_py()), shown(known.cells.values[-1].as_py())
             raise UsageError(
                 f"{source.path}: no {role} has an interaction; {key} has such as {here}, "
                 f"the interactions {there}"
             )
 
-        # Report the rows without a name, and those of items (users) without an interaction.
-        unused = f"{role} without an interaction"
+        # Report the rows that are left out. Those without a name (code 0) count as lost; those of
+        # items without an interaction are right, but not needed.
+        not_needed = f"{role} without an interaction"
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
-            unused: np.flatnonzero((entities < 0) & (names.codes > 0)),
+            not_needed: np.flatnonzero((entities < 0) & (names.codes > 0)),
         }
-        self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused)
+        self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused=not_needed)
 
         for column in source.columns:
             cells = None if column == key else self._read_column(source, column)
@@ -500,14 +529,16 @@ class Builder:
         self._add(column, source, table, first)
 
     def _add(self, column: str, source: Source, table: str, cells: Cells, default: str = "") -> str:
-        """Add cells as a field of a table, and report the column.
+        """Add a column as a field of a table, and report it.
 
-        A field of no use to a model, such as an empty one, is written, but runs do not load it.
+        A field of no use to a model is written, but runs do not load it: an empty one, or one of
+        names of which nearly every row has a different one, such as a title. The names of users and
+        items are loaded in any case.
 
         Args:
             column, source: name of the column, and its file.
             table: ``inter`` (interactions), ``item`` or ``user``.
-            cells: [rows of the table] the values, as codes of the different ones; 0 is empty.
+            cells: [rows of the table] the values, as ``codes`` of the different ones; 0 is empty.
             default: name for a field with a role (user or item); empty for others.
 
         Returns:
@@ -515,15 +546,14 @@ class Builder:
         """
         field = self._name_field(column, default)
         self.tables[table][field] = cells
-        reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
         num_filled = int(np.count_nonzero(cells.codes))
+        reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
         reported.missing = len(cells.codes) - num_filled
         reported.notes = list(cells.notes)
         self.report.columns.append(reported)
 
-        # A column that is empty, or in which nearly every row has another value, such as a title,
-        # teaches a model nothing: more than _UNIQUE_SHARE (90%) of at least _UNIQUE_ROWS (100)
-        # rows. Names of users and items are loaded in any case.
+        # ``different`` is how many different values there are; nearly every row has another one if
+        # there are more than _UNIQUE_SHARE (90%) of at least _UNIQUE_ROWS (100) rows
         is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
         reason = "nearly every one is another" if is_unique and cells.kind == "token" else ""
         if not num_filled:
@@ -536,19 +566,19 @@ class Builder:
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
         """Return the tables to write, and which of their fields a run loads by default.
 
-        ``self.tables`` has all fields that were added, and ``self.report`` says which of them are
-        of no use to a model.
+        A run does not load fields of no use to a model, which are those that ``self.report`` has as
+        not ``loaded``, such as empty ones.
 
         Returns:
-            Table (inter, item, user) -> field -> its cells. Tables of items or users that have only
-            names, and no attributes, are left out.
+            Table (inter, item, user) -> field -> its cells. A table of items or users with only one
+            field, their names, is left out.
             Table -> names of the fields to load.
         """
         not_loaded = {column.field for column in self.report.columns if not column.loaded}
         tables: dict[str, Table] = {}
         loaded = {}
-        for name, table in self.tables.items():
-            if name == "inter" or len(table) > 1:
-                tables[name] = table
-                loaded[name] = [field for field in table if field not in not_loaded]
+        for name, fields in self.tables.items():
+            if name == "inter" or len(fields) > 1:  # there are attributes besides the names
+                tables[name] = fields
+                loaded[name] = [field for field in fields if field not in not_loaded]
         return tables, loaded

@@ -72,11 +72,13 @@ class Cells:
         return replace(self, codes=self.codes[rows])
 
     def count(self, is_counted: pa.Array) -> int:
-        """Return how many cells hold one of those ``texts`` for which a mask is true.
+        """Return how many cells of the column hold one of some texts.
 
         Args:
-            is_counted: [different cells] bool.
+            is_counted: [different cells] bool: for each of ``texts``, the different texts of the
+                column, whether its cells are counted.
         """
+        # the first of ``texts`` has the code 1, as 0 is the code of a missing cell
         counted_codes = 1 + np.flatnonzero(is_counted)
         return int(np.isin(self.codes, counted_codes).sum())
 
@@ -87,17 +89,19 @@ class Cells:
     def recode(self, new_texts: pa.Array, kind: str, *notes: str) -> Cells:
         """Return the cells with other texts; cells whose text becomes the same get one code.
 
-        For example, cells with the codes [0, 1, 2, 3] of the values ["", "1.0", "1", "NA"] get the
-        codes [0, 1, 1, 0] of the values ["", "1"] by the new texts ["1", "1", ""].
+        A cell has a code, the index of its text in ``values``. The first of these is empty, so code
+        0 is a missing cell. For example, cells with the codes [0, 1, 2, 3] of the values ["",
+        "1.0", "1", "NA"] get the codes [0, 1, 1, 0] of the values ["", "1"] by the new texts ["1",
+        "1", ""].
 
         Args:
-            new_texts: [different cells] what replaces each of ``texts``. An empty text makes its
-                cells missing.
+            new_texts: [different cells] what replaces each of ``values`` but the first. An empty
+                text makes its cells missing.
             kind: type of field of the new cells.
             notes: what to report about the column; empty notes are left out.
         """
-        # Arrow numbers texts as they appear, so an empty one in front has the number 0. Old code i
-        # then has the new code ``new_codes[i]``.
+        # Arrow numbers different texts as they appear, from 0 on. Therefore "" is put in front. In
+        # the example "", "1", "1", "" get the numbers 0, 1, 1, 0: the new codes of the old ones.
         encoded = pa.concat_arrays([pa.array([""]), new_texts]).dictionary_encode()
         new_codes = encoded.indices.to_numpy()
         cells = replace(self, codes=new_codes[self.codes], values=encoded.dictionary)
@@ -116,13 +120,16 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     text, booleans, decimals, uuids, nulls  text in a dictionary of int32, since names repeat
     floats                                  float64
     dates                                   timestamps in seconds
-    lists                                   large lists of text, or of float64 if of floats
+    lists of floats                         large lists of float64
+    other lists                             large lists of text
+    others, such as integers and times      the same
     ======================================  ================================================
 
-    Whole numbers and times stay as they are. So do types that cannot be converted: they are refused
-    if the column is used (:func:`encode`).
+    A column that Arrow cannot convert, such as a list of lists, stays as it is. It is refused if it
+    is used (:func:`encode`).
     """
-    # Take apart what holds values of another type: extensions, and dictionaries except of text.
+    # Extension types and dictionaries wrap another type, which is taken out of them. A dictionary
+    # of text is one of the types to convert to.
     types = pa.types
     if isinstance(column.type, pa.BaseExtensionType):
         column = _read_extension(column)
@@ -134,7 +141,7 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     new_type = dtype = column.type
     if types.is_dictionary(dtype):
         new_type = pa.dictionary(pa.int32(), pa.string())
-    elif any(has_type(dtype) for has_type in _TEXT_TYPES):
+    elif any(has_type(dtype) for has_type in _TEXT_TYPES):  # text, booleans, decimals, nulls
         new_type = pa.string()
     elif types.is_floating(dtype):
         new_type = pa.float64()
@@ -144,9 +151,10 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
         is_float = types.is_floating(dtype.value_type)
         new_type = pa.large_list(pa.float64() if is_float else pa.string())
 
-    with suppress(pa.ArrowException):  # such as a list of lists, which stays
+    with suppress(pa.ArrowException):
         column = column.cast(new_type)
-    if types.is_decimal(dtype) and dtype.scale > 0:  # databases write the id 1034 as 1034.00
+    # decimals are text now; databases write the id 1034 as 1034.00
+    if types.is_decimal(dtype) and dtype.scale > 0:
         column = pc.utf8_rtrim(pc.utf8_rtrim(column, "0"), ".")
     return column.dictionary_encode() if types.is_string(column.type) else column
 
@@ -197,26 +205,33 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
         column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
     elif not (is_text or types.is_integer(dtype) or types.is_floating(dtype)):
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
+    cells = _number_values(column)
 
-    # Arrow's dictionary has the different values, which are numbered from 0, and null for a missing
-    # cell. In ``Cells`` they are numbered from 1, and 0 is the code of a missing cell: so each code
-    # is one more, and ``values`` has an empty text in front. [a, b, null, a] has Arrow's numbers
-    # [0, 1, null, 0]; here the codes are [1, 2, 0, 1] and the values ["", "a", "b"].
+    # Replace words for a missing value by an empty text, of whose cells ``recode`` makes missing
+    # ones. It also gives one code to values of the same text, as 0.0 and -0.0 are both "0".
+    words = pa.array([word for word in (*MISSING, *missing) if word])
+    is_missing = pc.is_in(cells.texts, words)
+    examples = ", ".join(map(repr, cells.texts.filter(is_missing).to_pylist()[:4]))
+    note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
+    return cells.recode(pc.if_else(is_missing, "", cells.texts), kind, time_note, note)
+
+
+def _number_values(column: pa.ChunkedArray) -> Cells:
+    """Return a column as codes of its different values, in the order in which they first occur.
+
+    For example, [a, b, null, a] has the codes [1, 2, 0, 1] of the values ["", "a", "b"].
+
+    Args:
+        column: [rows] text or numbers, null where a cell is missing.
+    """
+    # Arrow numbers the different values from 0 on, here [0, 1, null, 0] of ["a", "b"]. In ``Cells``
+    # 0 is a missing cell: so each code is one more, and an empty text stands in front.
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     distinct = encoded.dictionary
-    is_float = types.is_floating(distinct.type)
+    is_float = pa.types.is_floating(distinct.type)
     texts = format_numbers(distinct) if is_float else distinct.cast(pa.string()).fill_null("")
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
-    cells = Cells(codes, values=pa.concat_arrays([pa.array([""]), texts]))
-
-    # Some texts are words for a missing value. Note how many cells have one (`count` takes a mask
-    # of the texts), and replace these texts by empty ones: `recode` then gives their cells the code
-    # 0. It also gives one code to values of the same text, as 0.0 and -0.0 are both "0".
-    is_missing = pc.is_in(texts, pa.array([word for word in (*MISSING, *missing) if word]))
-    examples = ", ".join(map(repr, texts.filter(is_missing).to_pylist()[:4]))
-    note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
-    new_texts = pc.if_else(is_missing, "", texts)  # one for each of ``texts``
-    return cells.recode(new_texts, kind, time_note, note)
+    return Cells(codes, values=pa.concat_arrays([pa.array([""]), texts]))
 
 
 def _join_lists(chunk: Any) -> pa.Array:
@@ -334,21 +349,18 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence. Within a text, its values are separated by INNER, a control character. Lists of
-    # Arrow have been joined by it already: their ``cells.kind`` is that of a sequence.
-    # In other cells, the separator of the user is replaced by it, so that "red, blue" becomes
-    # "red", INNER, "blue". It is the same for all cells: pipes if any cell has one, else blanks if
-    # any has one, else commas.
+    # A sequence: its values stand in one text, with INNER, a control character, between them. Lists
+    # of Arrow, whose kind is that of a sequence already, are such texts. In other cells the
+    # separator that the user has written, as in "red, blue", is replaced by INNER. One separator is
+    # taken for all cells: pipes if any cell has one, else blanks if any has one, else commas.
     if not cells.kind.endswith("_seq"):
         separators = (mark for mark in _SEQUENCE_SEPARATORS if _any_match(cells.texts, mark))
         separator = next(separators, ",")
         new_texts = pc.replace_substring_regex(cells.texts, rf"\s*{separator}\s*", INNER)
         cells = cells.recode(new_texts, kind)
-
-    # The kind of lists of Arrow may be another one than the user's.
     if kind == "float_seq":
         _require_finite(cells, f"type: {column}=float_seq")
-    return cells.as_kind(kind)
+    return cells.as_kind(kind)  # of a list of Arrow the user may change the kind
 
 
 def _require_finite(cells: Cells, name: str) -> None:
@@ -488,42 +500,43 @@ def find_first_values(
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     """Decide whether a column of the interactions says something of the item, or of the user.
 
-    A brand, for instance, is the same in all interactions of an item. Values may contradict: a cell
-    does if its item has another value in its first filled cell. The column belongs to the items if
+    A brand, for instance, is the same in all interactions of an item, but for a few errors: cells
+    that contradict, which means that the first filled cell of their item has another value. The
+    column belongs to the items if, with the 0.1 of _MAX_CONTRADICTIONS,
 
-        contradicting cells / cells that could contradict <= 0.1 * chance,
+        share <= 0.1 * chance
+        share = contradicting cells / filled cells that are not the first of their item
+        chance = probability that two random filled cells of the column differ
 
-    where ``chance`` is how often two random cells of the column differ, and 0.1 is
-    _MAX_CONTRADICTIONS. For example, 100 cells of 10 items could contradict in 90 cells, all but
-    the first of each item. If 2 do, the share is 0.02; with two brands that are equally frequent,
-    the chance is 0.5, and 0.02 is below 0.05. The same is tested for users. If no item (user) has
-    two filled cells, nothing could contradict, and the column does not belong to them.
+    For example, a column has 100 filled cells of 10 items, and two brands that are equally
+    frequent. If 2 cells contradict, the share is 2 / 90 = 0.02, the chance 0.5, and the brand
+    belongs to the items. The same is tested for users.
 
     Args:
         cells: [interactions] cells of the column, as codes of its different texts; code 0 is an
             empty cell.
-        entities: ``item`` and ``user`` -> which item (user) each interaction has.
+        entities: ``item`` and ``user`` -> which item (user) each interaction has (``codes``).
 
     Returns:
-        ``item`` or ``user``, whichever its values contradict less; ``inter`` (interactions) if it
+        ``item`` or ``user``, whichever has the lower share; ``inter`` (interactions) if the column
         belongs to neither.
     """
-    # A column with one value and empty cells, such as a flag: let the empty cells be a value, too.
-    # One is added to the codes [0, 1], so that none is 0, which means empty.
+    # In a column with one value and empty cells, such as a flag, empty is a value, too: then the
+    # codes 0 and 1 become 1 and 2.
     if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
         cells = replace(cells, codes=cells.codes + 1)
 
-    # Two random cells have the same value v with the probability (share of v)^2.
+    # two random cells have the same value v with the probability (share of v)^2
     counts = np.bincount(cells.codes)[1:]  # filled cells of each value; the first is of empty ones
     chance = 1 - float(((counts / counts.sum()) ** 2).sum()) if len(counts) else 0.0
 
     best, lowest_share = "inter", np.inf
     for table, index in entities.items():
-        # `find_first_values` returns the first filled cell of each item (user), empty if it has
-        # none, and which cells differ from the first of their item (user).
+        # the first filled cell of each item, empty if it has none; and [interactions] bool, which
+        # cells contradict
         first, is_contradicting = find_first_values(cells, index.codes, len(index))
         num_testable = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
-        if not num_testable:
+        if not num_testable:  # no item has two filled cells, so nothing could contradict
             continue
         share = np.count_nonzero(is_contradicting) / num_testable
         if share <= _MAX_CONTRADICTIONS * chance and share < lowest_share:

@@ -194,19 +194,7 @@ def _make_options(
     Returns:
         Name of an option -> value, as in the yaml file of a run.
     """
-    # The model AttrFormer relates two interactions by what they have in common: names in a field
-    # other than user and item, the time, the position. A field of one name says nothing; of lists
-    # it can have at most _MAX_LISTS different ones, since the model keeps all pairs of them.
-    relations = []
-    for column in report.columns:
-        has_names = column.kind == "token"
-        has_lists = column.kind == "token_seq" and column.different <= _MAX_LISTS
-        is_attribute = column.loaded and column.column not in builder.roles.values()
-        if is_attribute and (has_names or has_lists) and column.different > 1:
-            relations.append({"field": column.field})
-    if builder.has_time:
-        relations.append({"field": "time"})
-    relations.append({"field": "position"})
+    relations = [{"field": field} for field in _choose_relations(report, builder)]
 
     options: dict[str, Any] = {
         "field_separator": "\t",
@@ -222,6 +210,31 @@ def _make_options(
     if report.counts["items"] <= _DEFAULT_CUTOFF:
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     return options
+
+
+def _choose_relations(report: Report, builder: Builder) -> list[str]:
+    """Choose the fields by which the model AttrFormer relates interactions.
+
+    Two interactions are related if they have a name in common, such as the brand of the item, or by
+    their times and positions.
+
+    Args:
+        report: what became of each column.
+        builder: ``roles`` has the columns of users and items, which relate nothing, and of times.
+
+    Returns:
+        Names of fields with tokens (names), or with lists of tokens (token_seq).
+    """
+    fields = []
+    for column in report.columns:
+        is_attribute = column.loaded and column.column not in builder.roles.values()
+        if not is_attribute or column.different < 2:  # one name for all says nothing
+            continue
+        # the model keeps all pairs of different lists, of which too many would not fit into memory
+        has_lists = column.kind == "token_seq" and column.different <= _MAX_LISTS
+        if column.kind == "token" or has_lists:
+            fields.append(column.field)
+    return [*fields, "time", "position"] if builder.has_time else [*fields, "position"]
 
 
 def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dict[str, Table]:
@@ -368,11 +381,7 @@ class Dataset(os.PathLike[str]):
 
     @classmethod
     def from_frame(
-        cls,
-        frame: Any,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        **given: Any,
+        cls, frame: Any, *, path: str | os.PathLike[str] | None = None, **given: Any
     ) -> Dataset:
         """Make a dataset of a frame, as :func:`convert` makes it of a file of the same columns.
 
@@ -385,18 +394,21 @@ class Dataset(os.PathLike[str]):
                 which is removed with the last object that needs it.
             given: arguments of :func:`convert`: columns of ``user``, ``item`` and ``time``; frames
                 or files of ``items``, ``users``, ``valid`` and ``test``; ``types``, ``drop`` etc.
+                ``name`` names a dataset in a temporary folder, by default ``data``.
 
         Raises:
             UsageError: as :func:`convert` raises it.
         """
-        home = TemporaryFolder() if path is None else None
         name = given.pop("name", "data")
-        folder = home.path / name if home else Path(os.path.abspath(path or ""))
-        dataset = cls(folder)
+        home = None
+        if path is None:
+            home = TemporaryFolder()  # it is removed when nothing refers to this object
+            path = home.path / name
+        dataset = cls(os.path.abspath(path))
         dataset.home = home
-        # ``convert`` writes the folder data_path/name.
+        # ``convert`` makes the folder data_path/name, and prints nothing unless it is asked to.
         given = {"verbose": False, **given}
-        dataset.report = convert(frame, name=folder.name, data_path=folder.parent, **given)
+        dataset.report = convert(frame, name=dataset.name, data_path=dataset.path.parent, **given)
         return dataset
 
     @property

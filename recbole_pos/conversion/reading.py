@@ -89,10 +89,7 @@ class Source:
 
 
 def _make_source(
-    path: Path,
-    table: pa.Table,
-    lines: np.ndarray,
-    broken_lines: Iterable[tuple[int, str]] = (),
+    path: Path, table: pa.Table, lines: np.ndarray, broken_lines: Iterable[tuple[int, str]] = ()
 ) -> Source:
     """Return the rows of one file or frame as a source, in which each has its file and its line.
 

@@ -44,10 +44,7 @@ class Times:
 
 
 def read_times(
-    column: pa.ChunkedArray,
-    name: str,
-    date_format: str | None = None,
-    timezone: str | None = None,
+    column: pa.ChunkedArray, name: str, date_format: str | None = None, timezone: str | None = None
 ) -> Times:
     """Read a column of times, numbers or text as seconds since 1970 in UTC.
 
@@ -227,25 +224,30 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
 def _read_texts(
     column: pa.ChunkedArray, name: str, date_format: str | None
 ) -> dict[str, np.ndarray]:
-    """Read a column of text as times.
+    """Read a column of text as times, which may be written in several forms.
+
+    Without ``date_format``, cells that are numbers are epochs (counts of seconds, ms, us or ns
+    since 1970), and all others are dates; both may occur in a column. So each form that occurs has
+    an array of its own, which is NaN in the rows of other forms.
 
     Args:
         column: [rows] strings.
         name: name of the column, for messages.
-        date_format: form of dates for strptime; a unit (s, ms, us, ns) if all are epochs; None to
-            try ISO dates first, then to tell cells that are epochs from those that are dates.
+        date_format: form of dates for strptime, if all cells are dates; a unit (s, ms, us, ns) if
+            all are epochs; None to tell it by the cells.
 
     Returns:
         Name of a form, such as ``ISO dates`` -> [rows] float64 seconds, NaN in rows of other forms.
     """
     # The fast way: if every cell is an ISO date, Arrow reads the column at once, else it raises.
+    # ``convert_ticks`` makes seconds of its times.
     if not date_format:
         for zone in (None, "UTC"):  # Arrow reads a column of which all cells, or none, have a zone
             with suppress(pa.ArrowException):
                 return {"ISO dates": convert_ticks(column.cast(pa.timestamp("ns", zone)))}
 
-    # Cells that are numbers are epochs; they are then removed from the column. _UNITS has the units
-    # s, ms, us and ns.
+    # Cells that are numbers are epochs, all in one unit, one of _UNITS: ``_read_epochs`` returns
+    # one form, such as ``epoch seconds``. They are then removed from the column.
     seconds_by_form: dict[str, np.ndarray] = {}
     if not date_format or date_format in _UNITS:
         null = pa.scalar(None, pa.string())
@@ -258,8 +260,9 @@ def _read_texts(
         seconds_by_form |= _read_epochs(numbers, name, date_format)
         column = pc.if_else(is_number, null, column)
 
-    # The others are dates. Each different text is parsed once, and its time repeated in all rows
-    # that hold it; empty cells point at the NaN that is appended.
+    # The others are dates, of which ``_read_dates`` returns the forms: ISO dates, and dates with
+    # the day or with the month first. Each different text is parsed once, and its time repeated in
+    # all rows that hold it; empty cells point at the NaN that is appended.
     if date_format not in _UNITS and column.null_count < len(column):
         encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
         codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,33 +96,33 @@ class Lines:
         cells; and a row that lacks what the dataset needs, such as a user.
 
         Args:
-            source: the rows that were read (``table``), and the broken lines with their faults.
+            source: the rows that were read (``table``), and the broken lines, each with its place
+                in the file and its fault (``broken_lines``).
             dropped: reason -> [n] numbers of the rows of ``source.table`` dropped for it.
             unused: one of these reasons, of rows that are right but not needed, such as "item
                 without an interaction"; they do not count as lost. Empty if there is none.
         """
-        # Broken lines have one reason, and empty lines one of their own. Say each line's fault.
-        places_by_reason: dict[str, list[str]] = {}
+        # For each reason the number of rows and the places of the first ones. All broken lines have
+        # the reason "broken line", and their places say the fault; but empty lines, which nobody
+        # misses, have a reason of their own (EMPTY_LINE).
+        counts: Counter[str] = Counter()
+        places: dict[str, list[str]] = {}
         for place, fault in source.broken_lines:
             reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
-            places_by_reason.setdefault(reason, []).append(f"{place} ({fault})")
-        reasons: dict[str, dict[str, Any]] = {
-            reason: {"lines": len(places), "first": places[:MAX_LISTED]}
-            for reason, places in places_by_reason.items()
-        }
-
-        # Dropped rows. A row of nothing but separators counts as an empty line, too.
+            counts[reason] += 1
+            places.setdefault(reason, []).append(f"{place} ({fault})")
         for reason, rows in dropped.items():
             if len(rows):
-                entry = reasons.setdefault(reason, {"lines": 0, "first": []})
-                entry["lines"] += len(rows)
-                places = [*entry["first"], *source.locate_rows(rows[:MAX_LISTED])]
-                entry["first"] = places[:MAX_LISTED]
+                counts[reason] += len(rows)
+                places.setdefault(reason, []).extend(source.locate_rows(rows[:MAX_LISTED]))
 
+        reasons = {
+            reason: {"lines": count, "first": places[reason][:MAX_LISTED]}
+            for reason, count in counts.items()
+        }
         read = source.table.num_rows + len(source.broken_lines)
-        kept = read - sum(entry["lines"] for entry in reasons.values())
         lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
-        return cls(str(source.path), read, kept, reasons, lost)
+        return cls(str(source.path), read, read - counts.total(), reasons, lost)
 
     @property
     def num_lost(self) -> int:
@@ -204,15 +205,17 @@ def describe_counts(counts: Mapping[str, Any]) -> str:
 def choose_separator(tables: Mapping[str, Table]) -> str:
     """Choose what to write between the names in a cell that holds several, such as tags.
 
-    Until the file is written, names in one cell are separated by ``INNER``, a control character.
+    It is a text that no name contains. While a dataset is made, such names are joined by ``INNER``,
+    a control character; it is replaced when the file is written.
 
     Args:
         tables: all tables of the dataset: field -> its cells.
 
     Returns:
-        The first of a blank, |, ; and others that no name contains; a control character if all do.
+        The first of a blank, |, ; and others that no name contains; ``INNER`` if all do.
     """
-    # The different texts of each field that holds sequences, in an array for each field.
+    # The different texts of each field that holds several names in a cell, as they will be written:
+    # with a blank for a line end, so that a name with a line end contains a blank.
     columns = [column for table in tables.values() for column in table.values()]
     fields = [
         _replace_line_ends(column.values)
@@ -277,11 +280,13 @@ def _escape(cells: Cells, separator: str) -> pa.Array:
     ``"5"" disk"``.
 
     Args:
-        cells: the column, as codes of its different texts (``values``).
-        separator: what separates the names of a sequence.
+        cells: the column. Its ``values`` are the different texts, and before them an empty one for
+            missing cells. If a cell may hold several names, such as tags, they are joined by
+            ``INNER``, a control character.
+        separator: what is written in place of ``INNER``.
 
     Returns:
-        [different values + 1] text, in the order of the codes of ``cells``.
+        [different texts + 1] text, one for each of ``values``.
     """
     values = _replace_line_ends(cells.values)
     if cells.kind.endswith("_seq"):
@@ -327,19 +332,19 @@ def warn_of_loss(folder: Path, num_interactions: int) -> None:
 def belongs_to_dataset(file: Path, name: str) -> bool:
     """Return whether a file was written for a dataset, so that overwriting the dataset replaces it.
 
-    Its tables, such as ``name.inter``, ``name.train.inter`` or ``name.item.parquet``, its yaml and
-    its report do. Other files in the folder stay.
+    Of a dataset called ``shop`` these are shop.inter, shop.item and shop.user; parts of it such as
+    shop.train.inter; the same files with the suffix of parquet; shop.yaml; and the report,
+    convert.json, which is called so for every dataset. Other files in the folder stay.
 
     Args:
         file: a file in the folder of the dataset.
         name: name of the dataset.
     """
-    # The name of the dataset, and then "yaml"; or the part of a split, if any, and the table: one
-    # of TABLES (inter, item, user), with the suffix PARQUET, if it is such a file.
-    part, kind = "|".join(("train", *HELD_OUT)), "|".join(TABLES)
-    table = rf"(({part})\.)?({kind})({re.escape(PARQUET)})?"
-    is_named = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
-    return file.name == REPORT or is_named is not None
+    part = "|".join(("train", *HELD_OUT))  # train|valid|test
+    kind = "|".join(TABLES)  # inter|item|user
+    table = rf"(({part})\.)?({kind})({re.escape(PARQUET)})?"  # such as train.inter
+    is_table_or_yaml = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
+    return is_table_or_yaml is not None or file.name == REPORT
 
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:
