@@ -343,8 +343,8 @@ def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
         def share(self, data: Any) -> Any:
             return data
 
-        def start(self, resources: Any, *arguments: Any) -> Any:
-            return functools.partial(train_run, *arguments)
+        def start(self, **arguments: Any) -> Any:
+            return functools.partial(train_run, **arguments)
 
         def wait(self, runs: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield from [(run, run()) for run in list(runs)]
