@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def _data(args: argparse.Namespace) -> None:
     _MODEL,
     *_DATASET_AND_FILES,
     arguments.RunArguments,
-    configured=True,
+    takes_options=True,
     add_help=False,
 )
 def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -136,7 +135,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     *_DATASET_AND_FILES,
     option("--space FILE", "yaml (properties/tune/<model>.yaml)"),
     arguments.SearchArguments,
-    configured=True,
+    takes_options=True,
 )
 def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Search for the best configuration with Ray Tune, by validation, and test it once.
@@ -146,13 +145,13 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.tuning import tune
 
-    # ``overrides`` has the options that are given as --key value. A search that is resumed takes
-    # all options from its folder, and refuses others. But the modules with custom models may be
-    # named again: they are imported here, and taken out of the options.
+    # ``overrides`` has the options that are given as --key value, by key. A resumed search has its
+    # options in its folder and refuses any given here, except for modules with custom models.
     if args.resume is not None:
         from recbole_pos.config.plugins import import_named
 
-        import_named(overrides.pop("plugins", None))
+        plugins = overrides.pop("plugins", None)
+        import_named(plugins)
     settings = read_settings(args, arguments.SearchArguments)  # how to search
     tune(args.model, args.dataset, args.space, args.config_files, overrides, settings=settings)
 
@@ -163,7 +162,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     option("-m --model MODEL", "models, with commas between them"),
     *_DATASET_AND_FILES,
     arguments.CompareArguments,
-    configured=True,
+    takes_options=True,
 )
 def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Train several models the same way and report how they differ.
@@ -207,7 +206,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     _TRAINED_RUN,
     option("SCHEME...", "such as kernel", dest="schemes"),
     arguments.AttachArguments,
-    configured=True,
+    takes_options=True,
 )
 def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Add position schemes to a trained model and fine-tune only them.
@@ -227,19 +226,19 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     _TRAINED_RUN,
     option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
     arguments.AttachArguments,
-    configured=True,
+    takes_options=True,
 )
 def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Train a model some more on data that have grown.
 
-    A new run of some epochs from the weights of another, on its data as they are now: new users,
-    interactions and items included. Options are those of the run (epochs: 5); --key value changes
-    them.
+    A new run starts from the weights of another, on its data as they are now: new users,
+    interactions and items included. It trains 5 epochs, or --epochs N, with the options of the
+    other run; --key value changes them.
     """
     from recbole_pos.experiment.run import update
 
-    # ``args.trained`` is the folder of the earlier run. ``settings`` say where the new run is
-    # written and what is printed; ``overrides`` has the options given as --key value, by key.
+    # ``settings`` say where the new run is written and what is printed; ``overrides`` has the
+    # options that are given as --key value, by key.
     settings = read_settings(args, arguments.AttachArguments)
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
@@ -296,19 +295,17 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_at, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    # For a history, the data of the users are not needed, and only items are read.
-    has_history = args.user is None
+    # Either --history or --user is given. With a history the users of the dataset are not read.
+    has_history = args.history is not None
     recommender = Recommender.load(args.run_dir, args.data_path, histories_only=has_history)
-    # Print which names of --history are of no known item.
-    report_unknown(recommender, Reporter(), history=args.history)
+    report_unknown(recommender, Reporter(), history=args.history)  # prints names of unknown items
 
-    # A frame with a row for each recommended item and past interaction: how much the score of the
-    # item changes without the interaction.
+    # a table with a row for each recommended item and past interaction
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.run_dir}/because.png", title)
 
-    # Print the first three, for each item, without which its score falls: they had raised it.
+    # An interaction has raised an item whose score falls without it. The strongest come first.
     raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
     if len(raised):
         print(raised.to_string(index=False))
@@ -361,7 +358,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
     option("--to FOLDER", "folder to write, or to replace", required=True),
     _CONFIG_FILES,
-    configured=True,
+    takes_options=True,
 )
 def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Write the parts of a split for other toolkits.
@@ -385,7 +382,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     option("--metrics METRIC...", "such as ndcg@10 (as many as the lists are long)"),
     _PART,
     option("--out FOLDER", "also write table.md, table.csv, table.tex, report.html and figures"),
-    configured=True,
+    takes_options=True,
 )
 def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Score the lists of any system on the targets of a split.
@@ -396,13 +393,10 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.study.scoring import score
 
-    # Arguments of the command and of the function have the same names. ``overrides`` has the
-    # options that are given as --key value, by key.
-    # ``scored`` has the metrics, the counts of what is wrong, and the comparison with the runs.
-    names = "runs name metrics part".split()
-    given = {name: getattr(args, name) for name in names}
-    scored = score(args.files, args.dataset, args.config_files, **given, **overrides)
-    scored.show(Reporter())
+    # ``overrides`` has the options of the data that are given as --key value, by key.
+    settings = {"runs": args.runs, "name": args.name, "metrics": args.metrics, "part": args.part}
+    scored = score(args.files, args.dataset, args.config_files, **settings, **overrides)
+    scored.show(Reporter())  # prints the metrics, faults of the lists and the comparison with runs
     if args.out:
         scored.write(args.out)
 
@@ -411,7 +405,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     "audit",
     option("SHOP", "a dataset, or a file of interactions", dest="data"),
     _CONFIG_FILES,
-    configured=True,
+    takes_options=True,
 )
 def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Report what in a dataset decides how well any model seems to do.
@@ -474,10 +468,8 @@ def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.parts import recommend_to_files
     from recbole_pos.serve.recommend import ListOptions
 
-    # ListOptions say what to recommend; its fields are called as arguments of the command. Its
-    # index is made of the settings, which say how many files and processes there are.
-    names = [field.name for field in fields(ListOptions) if field.name != "index"]
-    options = ListOptions(**{name: getattr(args, name) for name in names})
+    # what to recommend, and how to write it: into one file or many, by how many processes
+    options = read_settings(args, ListOptions)
     settings = read_settings(args, arguments.PartArguments)
     recommend_to_files(settings, options, args.out, args.users)
 
@@ -539,9 +531,7 @@ def _serve(args: argparse.Namespace) -> None:
     try:
         from recbole_pos.serve.http import serve
     except ModuleNotFoundError as error:
-        # Packages that only `pip install recbole-pos[serve]` brings; others are a real error.
-        if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
-            raise
+        # fastapi, uvicorn or prometheus_client, which only `pip install recbole-pos[serve]` brings
         raise UsageError(
             f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
         ) from None

@@ -198,10 +198,9 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     if model in MODELS:  # a model of this package or a custom one, which may take position schemes
         title = f"options of {model} and its position schemes"
         model_file = ROOT / "model" / f"{model}.yaml"
-        defaults = MODELS.defaults(model)
-        for key, default in plugin_defaults(model, position).items():
-            if key not in shared:
-                defaults[key] = default
+        with_schemes = plugin_defaults(model, position)
+        own_keys = [key for key in with_schemes if key not in shared]
+        defaults = MODELS.defaults(model) | {key: with_schemes[key] for key in own_keys}
     else:
         title = f"options of {model}"
         model_file = recbole_folder / "model" / f"{model}.yaml"

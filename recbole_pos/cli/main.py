@@ -114,7 +114,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         # What :func:`_run_command` finds among the parsed arguments: the function to call, its
         # parser, and whether it takes options of the configuration.
         subparser.set_defaults(
-            command=command.function, parser=subparser, configured=command.configured
+            command=command.function, parser=subparser, takes_options=command.takes_options
         )
     return parser, commands.choices
 
@@ -122,8 +122,9 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 def _run_command(words: list[str]) -> None:
     """Parse a command line and run its command.
 
-    Its words are arguments of the command, which argparse knows, and options of the configuration
-    of a run, such as ``--n_heads 2``, which it does not know.
+    Each command has arguments of its own, which argparse parses. Some commands, such as ``run``,
+    also take options of the configuration, such as ``--n_heads 2``. Of these argparse knows
+    nothing, so they are taken out before it parses the rest.
 
     Args:
         words: words of the command line, without the name of the program.
@@ -134,28 +135,30 @@ def _run_command(words: list[str]) -> None:
     # Without a command it is a run: `recbole-pos -m FPARec ...`, as in RecBole's script.
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["run", *words]
-    # ``command_parsers`` are by the first word: of a command, or of a group such as inspect.
+    # The parser of the whole command line has one for each first word: a command, or a group of
+    # commands such as inspect.
     parser, command_parsers = make_parser()
-    command_parser = command_parsers.get(words[0]) if words else None
+    command_parser = command_parsers.get(words[0], parser) if words else parser
 
-    # Take out the options of the configuration, which argparse does not know.
+    # Take out the options of the configuration: all but the command's own arguments.
+    takes_options = command_parser.get_default("takes_options")
     options: list[str] = []
-    if command_parser is not None and command_parser.get_default("configured"):
-        own_words, options = split_options(words[1:], command_parser.options)
+    if takes_options:
+        own_words, options = split_options(words[1:], own_names=command_parser.options)
         words = [words[0], *own_words]
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        _refuse_unknown(unknown, command_parser or parser)
+        _refuse_unknown(unknown, command_parser)
 
-    # Import modules with custom models, for commands that have --plugins as an argument.
+    # Import the modules with custom models that the argument --plugins names, if a command has it.
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named
         from recbole_pos.yaml_files import parse_scalar
 
         import_named(parse_scalar(args.plugins, "--plugins"))
 
-    # Commands that take options of the configuration are called with them as well.
-    if args.configured:
+    # ``command`` is the function of the command.
+    if takes_options:
         args.command(args, parse_overrides(options))
     else:
         args.command(args)
@@ -176,7 +179,7 @@ def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
         name = unknown[0].lstrip("-").partition("=")[0]
         # Names of one letter, such as -m, are similar to nothing.
         hint = suggest(f"--{name}", [f"--{known}" for known in parser.options if len(known) > 1])
-    elif parser.get_default("configured"):  # the words may be the rest of `--topk 5 10`
+    elif parser.get_default("takes_options"):  # the words may be the rest of `--topk 5 10`
         hint = "; a list is one value, as in --topk='[5, 10]'"
     raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NoReturn
@@ -40,7 +41,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
-        self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
+        # name of a group -> group of argparse, which lets a command line have one of its arguments
+        self._groups: dict[str, Any] = defaultdict(self.add_mutually_exclusive_group)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError with what argparse found wrong, and where to read more."""
@@ -48,36 +50,32 @@ class Parser(argparse.ArgumentParser):
 
     def add(self, argument: Argument) -> None:
         """Add an argument to the command; of those with the same group, only one can be given."""
-        # _exclusive has a group of argparse, which refuses two of its arguments, by name.
-        group = argument.group
-        if group is not None and group not in self._exclusive:
-            self._exclusive[group] = self.add_mutually_exclusive_group()
-        container: Any = self if group is None else self._exclusive[group]
+        container: Any = self if argument.group is None else self._groups[argument.group]
         container.add_argument(*argument.names, **argument.settings)
 
     def add_fields(self, settings_class: type) -> None:
         """Add an option for every field of a settings class.
 
-        The type of a field decides the option: a flag for ``bool``, which sets the opposite of the
-        default; one or more words for a list; otherwise one word. The metadata of the field, which
-        ``arguments._arg`` has made, hold the text of ``--help``, the name of the value (metavar),
-        another name (flag), and the group of options of which only one may be given.
+        The field ``nproc: int = 1`` becomes the option ``--nproc N`` with the default 1. A field of
+        type bool becomes a flag, and one of a tuple an option with one or more words.
 
         Args:
-            settings_class: a dataclass, such as ``RunArguments``.
+            settings_class: a dataclass, such as ``RunArguments``. The metadata of a field have the
+                text of ``--help`` and what that calls the value (``metavar``). They may have
+                another name for the option (``flag``), and the name of a group (``group``), of
+                which a command line may have one option only.
         """
         for field in fields(settings_class):
-            # find_kind reads the annotation: bool, list (of words), int, float or str.
             about, kind = field.metadata, find_kind(field)
             settings = {"dest": field.name, "help": about["text"], "default": field.default}
-            if kind is bool:
+            if kind is bool:  # a flag, which sets the opposite of the default
                 settings["action"] = "store_false" if field.default else "store_true"
-            elif kind is list:
-                settings |= {"nargs": "+", "action": "extend", "default": []}
-                settings["metavar"] = about["metavar"]
-            else:
+            elif kind is list:  # words; if the option is given twice, those of both count
+                words = {"nargs": "+", "action": "extend", "default": []}
+                settings |= {**words, "metavar": about["metavar"]}
+            else:  # one word, converted to an int, float or str
                 settings |= {"type": kind, "metavar": about["metavar"]}
-            # The option may have another name than the field: --quiet sets ``verbose`` to False.
+            # such as --quiet, which sets ``verbose`` to False
             name = f"--{about.get('flag', field.name)}"
             self.add(Argument((name,), about.get("group"), settings))
 
@@ -88,33 +86,38 @@ class Parser(argparse.ArgumentParser):
 
 
 def option(spec: str, text: str, group: str | None = None, **settings: Any) -> Argument:
-    """Return an argument of a command, from the way in which its usage is written.
+    """Return an argument of a command, described as a line of usage shows it.
 
-    ``option("--items ITEM...", "names")`` takes one or more words, and ``option("--json", "print
-    json")`` is a flag.
+    ======================= ==========================================================
+    spec                    argument
+    ======================= ==========================================================
+    ``--json``              a flag: True if it is given
+    ``-m --model NAME``     an option with one word, and two names
+    ``-k N``                an option with a whole number
+    ``--items ITEM...``     an option with one or more words
+    ``RUN_DIR``             a word without an option, stored as ``run_dir``
+    ``ITEM...``             one or more words without an option, stored as ``item``
+    ======================= ==========================================================
 
     Args:
-        spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
-            (one or more), ``-k N`` (a whole number), ``--json`` (a flag).
+        spec: the argument, as in the table.
         text: its help.
         group: name of a group of arguments, of which a command line can have one.
-        settings: further arguments of ``add_argument``.
+        settings: further arguments of argparse's ``add_argument``; they win over ``spec``.
     """
-    # The last word names the value, as in "-k N". If it is an option, as in "--json", there is no
-    # value, and all words are names of a flag.
-    names = spec.split()
-    if names[-1].startswith("-"):
-        settings.setdefault("action", "store_true")
-    else:
-        value = names.pop()
-        settings.setdefault("metavar", value.removesuffix("..."))
-        if value.endswith("..."):
-            settings.setdefault("nargs", "+")
-        if settings["metavar"] == "N":
-            settings["type"] = int
-    if not names:  # a positional argument, which argparse calls as it stores it
-        names = [settings.pop("dest", value.removesuffix("...").lower())]
-    return Argument(tuple(names), group, {**settings, "help": text})
+    *names, last = spec.split()
+    if last.startswith("-"):
+        return Argument((*names, last), group, {"action": "store_true", "help": text, **settings})
+
+    value = last.removesuffix("...")
+    from_spec: dict[str, Any] = {"metavar": value, "help": text}
+    if last.endswith("..."):
+        from_spec["nargs"] = "+"
+    if value == "N":
+        from_spec["type"] = int
+    if not names:  # argparse takes the name under which the words are stored in place of an option
+        names = [settings.pop("dest", value.lower())]
+    return Argument(tuple(names), group, {**from_spec, **settings})
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Command:
         by_name: all commands by name, as ``run`` or, in a group, ``inspect attention``.
         function: what runs the command; it gets the parsed arguments.
         arguments: arguments, and settings classes, of which every field is an argument.
-        configured: whether the function takes options of the configuration (``--key value``), as
+        takes_options: whether the function takes options of the configuration (``--key value``), as
             its second argument.
         add_help: whether argparse adds ``--help``; False for a command that has its own.
     """
@@ -133,7 +136,7 @@ class Command:
     by_name: ClassVar[dict[str, Command]] = {}
     function: Callable
     arguments: tuple[Argument | type, ...]
-    configured: bool = False
+    takes_options: bool = False
     add_help: bool = True
 
     @classmethod
@@ -145,7 +148,7 @@ class Command:
         Args:
             name: name of the command, as ``run`` or, in a group, ``inspect attention``.
             arguments: arguments, and settings classes, of which every field is an argument.
-            settings: whether the command is ``configured``, and ``add_help``.
+            settings: ``takes_options`` and ``add_help``, see the class.
         """
 
         def decorate(function: Callable) -> Callable:
@@ -159,15 +162,16 @@ def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> S
     """Return those of a command's parsed arguments that are fields of a settings class.
 
     Functions such as ``run`` take these as one object. argparse collects several words in a list;
-    the settings, which must not change, have a tuple.
+    the settings, which must not change, have a tuple. A field that is no argument of the command
+    has its default.
 
     Args:
-        args: the parsed arguments, with a value for each field of the class, and others.
+        args: the parsed arguments.
         settings_class: a dataclass, such as ``RunArguments``.
     """
     values: dict[str, Any] = {}
     for field in fields(settings_class):
-        value = getattr(args, field.name)
+        value = getattr(args, field.name, field.default)
         values[field.name] = tuple(value) if isinstance(value, list) else value
     return settings_class(**values)
 

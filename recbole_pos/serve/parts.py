@@ -93,7 +93,7 @@ def recommend_to_files(
     """
     users = None if users == ["all"] else users
     if settings.index is not None:
-        options = replace(options, index=IndexArguments(settings.index, settings.index_recall))
+        options = replace(options, item_index=IndexArguments(settings.index, settings.index_recall))
     # One file, unless an argument of parts is given: list_changed names those that differ from
     # their defaults. Those of the index are for both.
     if not set(list_changed(settings)) - {"index", "index_recall"}:

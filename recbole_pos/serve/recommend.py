@@ -92,8 +92,8 @@ class ListOptions:
         at: time of the requests, see :func:`read_at`.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
         because: number of past interactions to name as reasons for each item.
-        index: an approximate index by which items are found, see :func:`use_index`; None scores all
-            items.
+        item_index: an approximate index by which items are found, see :func:`use_index`; None
+            scores all items.
     """
 
     run_dir: str
@@ -106,7 +106,7 @@ class ListOptions:
     at: str | None = None
     item_vectors: str | None = None
     because: int = 0
-    index: IndexArguments | None = None
+    item_index: IndexArguments | None = None
 
 
 def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, Choice]:
@@ -124,8 +124,8 @@ def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, C
     trained = Recommender.load(options.run_dir, options.data_path, histories_only=has_histories)
     if options.item_vectors is not None:
         reporter.line(trained.add_items(options.item_vectors))
-    if options.index is not None:
-        reporter.line(use_index(trained, options.index, options.data_path))
+    if options.item_index is not None:
+        reporter.line(use_index(trained, options.item_index, options.data_path))
     # Print what the dataset has gained since training, and names that are of no known item.
     _report_growth(trained, reporter)
     report_unknown(trained, reporter, items=items, exclude=exclude)
