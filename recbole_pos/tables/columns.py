@@ -36,7 +36,7 @@ class Column:
     """
 
     def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
-        """Make an empty column.
+        """Make an empty column, which is filled block by block, as rows are read from a file.
 
         Args:
             kind: what its cells are: ``token`` (a name), ``float`` (a number), ``token_seq`` or
@@ -46,15 +46,19 @@ class Column:
                 an array [num_rows].
         """
         self.kind = kind
-        # lists: one array for each row
+        # A column of lists has one array for each row.
         self.lists: list[np.ndarray] = []
-        # names: Each distinct name has a code, its index in ``names``. The blocks whose cells still
-        # have codes of their own are in ``unmerged``: the rows of a block, and its names by code.
-        self.names = pa.array([], pa.string())
-        self.unmerged: list[tuple[slice, pa.Array]] = []
-        # the code of each row's name, or the number of each row
+
+        # A column of numbers has them in ``values``. One of names has a code for each row there, a
+        # number that stands for the name.
         if kind in ("token", "float"):
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
+
+        # Arrow numbers the names of each block by itself, so code 0 is another name in each block.
+        # ``unmerged`` keeps the rows and the names of such blocks. From time to time, and at the
+        # end, these names are added to ``names``, and the codes become indices of ``names``.
+        self.names = pa.array([], pa.string())
+        self.unmerged: list[tuple[slice, pa.Array]] = []
 
     def write(self, first_row: int, block: Any) -> None:
         """Write the cells of the next block of rows into this column.
@@ -76,27 +80,26 @@ class Column:
             self.lists[first_row:] = block
 
     def _write_names(self, rows: slice, block: pa.DictionaryArray) -> None:
-        """Write the codes of a block, and keep its names to be merged.
+        """Write a block of names into the column, as a code for each row.
 
-        ``values`` [rows of the table] has the code of each row's name. The codes of a block count
-        the names of this block only, so ``unmerged`` keeps its rows and names, until
-        :meth:`_merge_names` gives it codes that are the same in all blocks.
-
-        Blocks come in the order of their rows. If a reader fails in the middle of a file, another
-        one begins again at the file's first row: then the blocks from that row on are forgotten.
+        A block has its distinct names, and for each row the index of its name among them, the code.
+        So the same name has another code in each block. ``unmerged`` keeps the rows and names of
+        blocks until :meth:`_merge_names` gives the same name the same code everywhere.
 
         Args:
-            rows: rows of the block in the table.
-            block: the names as Arrow's DictionaryArray: the code of each cell in ``indices``, and
-                the names by code in ``dictionary``.
+            rows: rows of the table that the block fills. They follow those of the block before. Or
+                the reader of a file has failed: another one begins again at the first row of the
+                file, and blocks that were written from there on are replaced.
+            block: the names as Arrow's DictionaryArray, with the codes in ``indices`` and the
+                distinct names in ``dictionary``.
         """
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
 
-        # the blocks that end before this one begins; the others are of a reader that has failed
-        kept = [(earlier, names) for earlier, names in self.unmerged if earlier.stop <= rows.start]
-        self.unmerged = [*kept, (rows, block.dictionary)]
+        # Keep the names of the blocks before this one. A block from its first row on was replaced.
+        before = [entry for entry in self.unmerged if entry[0].start < rows.start]
+        self.unmerged = [*before, (rows, block.dictionary)]
 
-        # Merge now and then, since the same names of many blocks take memory.
+        # Each block has a copy of frequent names: merge them before they take much memory.
         if sum(len(names) for _, names in self.unmerged) > _MAX_UNMERGED_NAMES:
             self._merge_names()
 

@@ -37,10 +37,6 @@ class TextForm:
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     """Count the lines of a text file, to check later that DuckDB has read all of them.
 
-    Counted are the lines after the header, which names the columns: all of them (``num_lines``),
-    empty ones (``num_blank``), and those that end with a separator, so that their last cell is
-    empty (``num_open``).
-
     Args:
         path: the file.
         num_skipped: number of lines up to the one that names the columns, itself included. Those
@@ -48,46 +44,39 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         separator: character between cells.
 
     Returns:
-        The form of the file; None if another reader is needed, since it has NUL bytes, some of its
+        The counts; None if another reader is needed, since the file has NUL bytes, some of its
         lines but not all end in \\r\\n, or the separator has more than one byte in UTF-8.
     """
     if not separator.isascii():
         return None
-    # counted in the whole file; num_returns are the lines that end in \r\n
-    num_lines = num_returns = num_blank = num_open = 0
-    has_quotes, is_ended = False, True  # is_ended: whether the last line has an end
-    for block in _iterate_blocks(path):
+    open_end = separator.encode() + b"\n"  # end of a line whose last cell is empty
+    num_lines = num_returns = num_ends = num_blank = num_open = 0
+    has_quotes = False
+    for block in _iterate_blocks(path):  # each has whole lines
         if b"\0" in block:
             return None
         has_quotes |= b'"' in block
-        is_ended = block.endswith(b"\n")
 
-        # A block has whole lines. Give the last line of the file an end, too, and replace \r\n by
-        # \n, which makes the text shorter by a byte for each.
-        ended = block if is_ended else block + b"\n"
-        lines = ended.replace(b"\r\n", b"\n") if b"\r" in ended else ended
-        num_returns += len(ended) - len(lines)
+        # ends of lines are \n from here on; num_returns of them were \r\n
+        lines = block.replace(b"\r\n", b"\n")
+        num_returns += len(block) - len(lines)
         if b"\r" in lines:
             return None
+        num_ends += lines.count(b"\n")
 
-        # The last byte of each line is the one before its end. An empty line has none: there stands
-        # the end of the line before it. As the first line has no line before it, the block gets a
-        # further \n in front: "ab\n\nc,\n" becomes "\nab\n\nc,\n", and the last bytes are b, \n
-        # and the separator.
-        codes = np.frombuffer(b"\n" + lines, np.uint8)
-        line_ends = np.flatnonzero(codes == _NEWLINE)[1:]  # without the one in front
-        last_bytes = codes[line_ends - 1]
-        num_lines += len(line_ends)
-        num_blank += np.count_nonzero(last_bytes == _NEWLINE)
-        num_open += np.count_nonzero(last_bytes == ord(separator))
+        # the last line of a file may have no end: it gets one
+        lines = lines if lines.endswith(b"\n") else lines + b"\n"
+        num_lines += lines.count(b"\n")
+        num_open += lines.count(open_end)
+        # a line is empty if its end follows another end, or begins the block
+        is_end = np.frombuffer(lines, np.uint8) == _NEWLINE
+        num_blank += int(is_end[0]) + np.count_nonzero(is_end[1:] & is_end[:-1])
 
-    # Either no line ends in \r\n, or all do, where the last line of a file may have no end at all.
-    num_ends = num_lines if is_ended else num_lines - 1
     if num_returns not in (0, num_ends):
         return None
-    # Take the skipped lines off the counts: the header, and the empty lines before it.
-    num_blank -= num_skipped - 1
-    return TextForm(num_skipped, num_lines - num_skipped, num_blank, num_open, has_quotes)
+    # without the header and the empty lines before it
+    num_lines, num_blank = num_lines - num_skipped, num_blank - (num_skipped - 1)
+    return TextForm(num_skipped, num_lines, num_blank, num_open, has_quotes)
 
 
 def _iterate_blocks(path: Path) -> Iterator[bytes]:
