@@ -80,12 +80,10 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the layers, the lookup of related interactions, and the loss.
+        """Build the model of Liu et al., KDD 2025: layers, lookup of related interactions, loss.
 
-        The model is the base class's transformer, in which an interaction also reads related ones:
-        it adds their states to its own. Interactions are related by fields, such as the brand of
-        their items. In training those of a batch read each other. In prediction a history reads the
-        *bank*, training interactions of some users.
+        Interactions are related by fields, such as the brand of their items. An interaction *reads*
+        related ones: every layer of the transformer adds their states to its own.
 
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
@@ -94,85 +92,97 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a relation cannot be read.
         """
-        # the fields of ``relations``, read first: the base class builds layers, which need to know
-        # how many there are
+        # the fields of the option ``relations``; the layers, which the base class builds, have
+        # weights for each of them
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
 
-        # A long history is cut into windows. Linked, all windows of a user come in one batch, and
-        # later ones read earlier ones.
+        # A long history is cut into windows. If they are linked, all windows of a user come in one
+        # batch, and later ones read earlier ones.
         self.linked = config["chunking"]
         if self.linked:
             _require_chunks(config)
 
-        # Whose training interactions a prediction reads: those of ``bank_users`` (training_bank),
-        # of the users in its batch (batch), or of no other users (own, none).
+        # What a prediction reads beside the history itself: training interactions of ``bank_users``
+        # (training_bank) or of the users in its batch (batch), or nothing (own). With ``none`` it
+        # does not even read its own history: there are no relations in prediction.
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.lookup = self._build_lookup(dataset, config)
         self.bank_users = self._sample_bank(config["bank_size"])
 
-        # whether interactions are related by their times, which are checked if so
+        # whether interactions are related by their times
         self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self._check_times(dataset, config)
 
-        # The loss (equation 17) is cross-entropy with the next few items, which ``LaterTargets``
-        # finds, weighted by ``betas``, plus ``prior_weight`` times the divergence from a prior over
-        # items. There are no betas if the options ask for plain cross-entropy.
+        # The loss (equation 17) compares the scores of a state with the next few items, weighted by
+        # ``betas``, and with a prior over items, weighted by ``prior_weight``. There are no betas
+        # if the options ask for plain cross-entropy.
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
-        # The prior of an item grows with its number of training interactions (equation 14). It is
-        # over the items that the loss chooses among: ``candidates``, their ids, or None for all.
+        self.register_buffer("prior", self._make_prior(dataset), persistent=False)
+
+    def _make_prior(self, dataset: Dataset) -> Tensor:
+        """Return the prior of the items that the loss chooses among (equation 14).
+
+        It grows with an item's number of training interactions, ``popularity``. The loss chooses
+        among ``candidates``, ids of items, or among all if these are None.
+        """
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
-        self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
+        return prior.to(self.item_embedding.weight.dtype)
 
     def _build_lookup(self, dataset: Dataset, config: Options) -> RelationLookup:
-        """Build the object that finds the interactions to which each one of a batch is related.
+        """Build the object that finds related interactions in each batch.
+
+        Two interactions are related by each field, such as the brand of their items or the age of
+        their users, in which they have equal or similar values.
 
         Args:
             dataset: training part of a dataset, with all interactions.
             config: options; ``top_k`` is how many relations each interaction keeps by each field,
-                and ``cross_sequence`` says which interactions of other users it may read.
+                and ``cross_sequence`` says which interactions of other users it may be related to.
         """
-        # Layers may sum the states of related users. A user without attributes is related to none,
-        # and would lose its own state where the sum takes the place of it (``replace``). So it is
-        # related to itself then, with weight 1.
-        sum_replaces_state = config["user_update"] == "replace"
+        # By fields of users an interaction is related to itself, too. If its user has no value of
+        # them, this relation is 0. With ``replace`` the sum of related states replaces each state,
+        # which would be 0 then: so the relation is 1.
+        self_relation_without_values = 1.0 if config["user_update"] == "replace" else 0.0
         return RelationLookup(
-            self.declared,  # the fields by which interactions and users are related
+            self.declared,  # the fields
             dataset,
             top_k=config["top_k"],
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
             seconds=self.time_unit,  # seconds in one unit of the time field
-            default_self_relation=1.0 if sum_replaces_state else 0.0,
+            default_self_relation=self_relation_without_values,
         )
 
     def _check_times(self, dataset: Dataset, config: Options) -> None:
-        """Check the times of a dataset, if interactions are related by them or ordered by them.
+        """Check the times of a dataset, if the model reads them for one of these reasons.
 
-        Warnings, such as that times look like running numbers, are added to ``self.notices``, which
-        training shows before it starts.
+        - ``relates_times``: an interaction is related by time to some right before it. These are
+          the nearest in time only if times never fall from one interaction of a user to the next.
+        - ``cross_sequence: time_respecting``: an interaction reads those of other users that
+          happened before it.
+
+        Warnings are added to ``self.notices``, which training shows before it starts.
 
         Raises:
-            UsageError: if the times are all the same, or those that relate interactions fall from
-                one interaction of a user to the next.
+            UsageError: if the times are unusable.
         """
-        # An interaction is compared with a fixed number of those right before it, which are the
-        # nearest in time only if times never fall.
-        instead = "leave the time out of relations"
         if self.relates_times:
-            require_order(dataset.log, "relations: time", instead)
+            advice = "leave the time out of relations"
+            require_order(dataset.log, "relations: time", advice)
+        elif self.lookup.cross_sequence == "time_respecting":
+            advice = "set cross_sequence: random_order"
+        else:
+            return
 
-        # With time_respecting an interaction reads those of other users that happened before it.
-        compares_users = self.lookup.cross_sequence == "time_respecting" and not self.relates_times
-        if compares_users:
-            instead = "set cross_sequence: random_order"
-        # If a position scheme reads times (``needs_time``), the base class has checked them.
-        if (self.relates_times or compares_users) and not self.needs_time:
+        # the base class has done this already, if a position scheme reads times (``needs_time``)
+        if not self.needs_time:
+            compares_only_users = not self.relates_times  # then each may have one time only
             unit = config["timestamp_unit"]
-            self.notices += check_clock(dataset.log, unit, instead, compares_users)
+            self.notices += check_clock(dataset.log, unit, advice, compares_only_users)
 
     def _sample_bank(self, bank_size: int) -> np.ndarray:
         """Sample up to ``bank_size`` users with training interactions by the run's seed, sorted."""
@@ -195,9 +205,6 @@ class AttrFormer(PosSASRec):
             options: sizes and switches of the layer.
             position: position scheme of the layer.
             number: number of the layer, from 1.
-
-        Returns:
-            The layer.
         """
         # A plain attention is built only for the random numbers that it draws: without it a seed
         # would give other weights than in earlier versions.
@@ -217,22 +224,18 @@ class AttrFormer(PosSASRec):
     def histories_need_time(self) -> bool:
         """Whether histories from outside the dataset must come with times.
 
-        To read an interaction is to add its state to one's own, if the two are related. The option
-        ``inference_relations`` (``self.inference``) says what a prediction reads:
+        There are three reasons for it:
 
-        - ``none``: nothing, so that relations need no times;
-        - ``own`` or ``batch``: the history itself. (``batch`` adds training interactions of the
-          users in the batch, but users from outside the dataset have none.)
-        - ``training_bank``: also training interactions of some users of the dataset.
+        - A position scheme of the transformer reads times (``needs_time``).
+        - The interactions of a history are related to each other by their times
+          (``relates_times``), unless predictions have no relations (``inference: none``).
+        - The history is related to interactions of other users, the ``training_bank``, and only to
+          those that happened before its own (``time_respecting``).
         """
-        # a position scheme, which tells the model about order or time, reads times
-        if self.needs_time:
-            return True
-        # interactions are related by their times
-        if self.relates_times and self.inference != "none":
-            return True
-        # of other users only interactions are read that happened before those of the history
-        return self.inference == "training_bank" and self.lookup.cross_sequence == "time_respecting"
+        has_time_relations = self.relates_times and self.inference != "none"
+        is_time_respecting = self.lookup.cross_sequence == "time_respecting"
+        compares_users = self.inference == "training_bank" and is_time_respecting
+        return self.needs_time or has_time_relations or compares_users
 
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
@@ -249,15 +252,10 @@ class AttrFormer(PosSASRec):
             vectors: [items, d] item vectors.
             targets: [k, n] int64 the next n items of each state.
             target_weights: [k, n] their weights beta, 0 where there is no such item.
-
-        Returns:
-            Scalar.
         """
         return posterior_loss(
             states, vectors, targets, target_weights, self.prior, self.prior_weight
         )
-
-    # --- training: the rows of a batch read each other ---
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """Return a batch with the relations among its interactions as ``extras``."""
@@ -320,14 +318,17 @@ class AttrFormer(PosSASRec):
         rng = np.random.default_rng(seed)
         return lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
 
-    # --- prediction: rows read the bank, and not each other ---
-
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Return the states of the queries of a batch, which ask for the next item.
 
-        A history reads related interactions: it adds their states to its own. In training these are
-        interactions of the other histories in the batch. In prediction they are the bank, training
-        interactions of some users, so that histories do not depend on each other.
+        The state of an interaction is added to those of related ones, such as of the same brand.
+        Which interactions are related is decided in one of four ways:
+
+        1. The batch has the relations already, as ``extras``.
+        2. Histories from outside the dataset are related to the *bank*, training interactions of
+           some users, and not to each other.
+        3. Windows of the training part are related to each other, as in training.
+        4. Other histories of the dataset are related to the bank.
 
         Args:
             batch: b histories with k queries. Those of the dataset have ``log_rows``, the rows of
@@ -336,44 +337,40 @@ class AttrFormer(PosSASRec):
         Returns:
             [k, d].
         """
-        # ``prepare`` has added the relations (``extras``) already: apply the layers
-        if batch.extras is not None:
+        if batch.extras is not None:  # 1
             return super().encode(batch)
 
         # [b] the newest interaction of each history, as an index among all those of the batch
         newest = batch.last.cpu().numpy()
-        if batch.log_rows is None:
-            # Histories from outside the dataset: ``with_histories`` returns a lookup with a longer
-            # log, in which interaction i of the batch is the row num_events + i.
+        if batch.log_rows is None:  # 2
+            # in the longer log of this lookup, interaction i of the batch is the row num_events + i
             times = None if batch.times is None else batch.times.cpu().numpy()
             items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
             lookup = self.lookup.with_histories(items, lengths, times)
             return self._encode_histories(lookup.num_events + newest, lookup)
 
         newest_rows = batch.log_rows.cpu().numpy()[newest]
-        # If a training interaction follows some history, these are windows of training, which are
-        # encoded as in training: ``prepare`` relates the histories to each other.
-        if self.lookup.is_followed_in_training(newest_rows).any():
+        if self.lookup.is_followed_in_training(newest_rows).any():  # 3
             return super().encode(self.prepare(batch))
-        return self._encode_histories(newest_rows, self.lookup)
+        return self._encode_histories(newest_rows, self.lookup)  # 4
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
         """Return the states that predict what follows histories.
 
-        Histories read the *bank*, training interactions of some users: they add states of related
-        ones to their own. They do not read each other, and so are encoded in parts, which bounds
-        the memory.
+        The states of a history are added to by those of related interactions, such as of the same
+        brand, in the *bank*: training interactions of some users. Histories are not related to each
+        other, so they can be encoded in parts, which bounds the memory.
 
         Args:
             newest: [b] int64 row of the newest interaction of each history, in the log.
-            lookup: the log (all interactions, user by user, oldest first) and its relations.
-                ``lookup.ranks`` say how many interactions of the user are older than each one.
+            lookup: the log (all interactions, user by user, oldest first), and what finds the
+                relations. ``lookup.ranks`` say how many interactions of the user are older.
 
         Returns:
             [b, d], in the order of ``newest``.
         """
         # A history is the rows ``start`` to ``end - 1``: all interactions of the user so far if
-        # training linked windows (``linked``), else the newest ``max_seq_length``.
+        # training, too, had whole histories (``linked``), else the newest ``max_seq_length``.
         end = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
@@ -382,7 +379,7 @@ class AttrFormer(PosSASRec):
         # [b] number of the part that each history is in; a part has about ``MOST_EVENTS``
         part_number = np.cumsum(end - start) // MOST_EVENTS
 
-        bank = self._pack_bank(lookup.users[newest], lookup)  # None if no other users are read
+        bank = self._pack_bank(lookup.users[newest], lookup)  # None if there is no bank
         states = []
         for number in np.unique(part_number):
             is_in_part = part_number == number
@@ -391,23 +388,26 @@ class AttrFormer(PosSASRec):
             # a query after the last interaction of each history, as an index among all of this part
             queries = torch.from_numpy(np.cumsum(after - first) - 1)
             if bank is not None:
-                sequences = sequences + bank  # the bank comes behind the histories, without a query
-            # ``gather`` returns a batch with its relations; the base class applies the layers
-            states.append(super().encode(self.gather(sequences, queries, lookup)))
+                sequences = sequences + bank  # first the histories, then the bank, without queries
+            batch = self.gather(sequences, queries, lookup)  # adds the relations
+            states.append(super().encode(batch))  # applies the layers
         return torch.cat(states)
 
     def gather(
         self, sequences: PackedSequences, queries: Tensor | None, lookup: RelationLookup
     ) -> SequenceBatch:
-        """Return a batch of parts of the log, with the relations among their interactions.
+        """Return a batch of histories, with the relations among their interactions.
+
+        Two interactions are related if, for example, their items have the same brand. Layers then
+        add the state of one to that of the other.
 
         Args:
-            sequences: histories, given by rows of the log: ``events`` [m] are the rows of all
+            sequences: the histories, given by rows of the log: ``events`` [m] are the rows of all
                 interactions, history after history, and ``lengths`` [b] how many each has.
             queries: [k] int64, indices among the m interactions; the model predicts what follows
                 each of these. None for all m.
             lookup: the log, whose columns ``items`` and ``times`` are read here, and what finds the
-                relations, by which the state of one interaction is added to that of another.
+                related interactions.
 
         Returns:
             The batch on the model's device, with the relations as ``extras``.
@@ -432,28 +432,24 @@ class AttrFormer(PosSASRec):
         return replace(batch, log_rows=torch.from_numpy(rows))
 
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
-        """Return the bank: the newest training interactions of the users whom predictions read.
-
-        To read an interaction is to add its state to one's own, if they are related. With
-        ``inference_relations: training_bank`` these users are ``bank_users``, which are sampled
-        once; with ``batch`` they are the users for whom items are predicted.
+        """Return the bank: training interactions whose states predictions add to their own.
 
         Args:
             users: [b] int64 users for whom items are predicted.
-            lookup: the log and its relations.
+            lookup: the log, the table of all interactions.
 
         Returns:
-            The histories; None if predictions read no other users, by ``inference_relations`` or
-            because training had ``cross_sequence: none``.
+            The newest training interactions of ``bank_users``, who are sampled once
+            (``inference_relations: training_bank``), or of ``users`` (batch). None if predictions
+            use none (own, none).
         """
-        if self.inference not in ("batch", "training_bank") or lookup.cross_sequence == "none":
+        # without states of other users in training (``cross_sequence``) there are none here either
+        if self.inference in ("own", "none") or lookup.cross_sequence == "none":
             return None
         if self.inference == "training_bank":
             return lookup.pack_bank(self.bank_users)
-        # histories from outside the log have users with higher ids, and no training interactions
-        num_log_users = len(lookup.train_end)
-        users = np.unique(users)
-        return lookup.pack_bank(users[users < num_log_users])
+        # users who are not in the dataset have higher ids, and no training interactions
+        return lookup.pack_bank(np.unique(users[users < len(lookup.train_end)]))
 
 
 def _require_chunks(config: Options) -> None:
@@ -504,10 +500,16 @@ class RelationAttention(MultiHeadAttention):
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return Concat(H_MSA, H_RAH) W^O [m, d] of inputs [m, d] (equation 9).
+        """Return the outputs [m, d] of attention, to which heads of relations add theirs.
 
-        H_MSA are the heads of self-attention, which ``super().attention`` multiplies by their part
-        of W^O, and H_RAH those of relations, which ``relation_dense`` multiplies by the other.
+        The paper concatenates the outputs of the heads of self-attention, H_1, and of relations,
+        H_2, and multiplies them by one matrix (equation 9). With its two parts W_1 and W_2 this is
+        H_1 W_1 + H_2 W_2: ``super().attention`` returns the first, ``relation_dense`` is W_2.
+
+        Args:
+            x: [m, d] inputs.
+            batch: the histories. Its relations say which of the m interactions are related; their
+                ``heads`` are None if none are.
         """
         out = super().attention(x, batch)
         relations: BatchRelations = batch.extras
@@ -516,32 +518,30 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.compute_heads(x, relations.heads))
 
     def compute_heads(self, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the outputs of the M' heads of relations (AttrFormer, equations 6 to 8).
+        """Return the outputs of all heads of relations (AttrFormer, equations 6 to 8).
 
-        Relation r of M, such as the same brand, is a matrix R_r [m, m] of weights between the m
-        interactions of a batch. Head h adds up the values of related interactions, and mixes the
-        results of all relations by learned numbers:
+        Relation r, such as the same brand, is a matrix R_r [m, m]: weights between the m
+        interactions of a batch, normalised. For each relation head h sums the values of related
+        interactions; it adds up these sums, weighted by learned numbers:
 
-            output_h = sum over r of  relation_mix[r, h] * (Norm(R_r) @ value_h)
+            output_h = sum over r of  relation_mix[r, h] * (R_r @ value_h)
 
-        with Norm(R_r) the relation divided by its degrees (equation 6), so that one of large
-        numbers leaves room for the others, and value_h [m, e'] a linear function of x, e' the size
-        of a head.
+        with value_h [m, size] a linear function of x.
 
         Args:
             x: [m, d] inputs.
-            multiply: function that multiplies the matrix [M * m, m] of all Norm(R_r), one below the
-                other, with a matrix [m, ...]: one sparse product for all relations and heads.
+            multiply: function of a matrix [m, ...], which returns its products with all R_r, one
+                below the other: [relations * m, ...].
 
         Returns:
-            [m, M' * e'], the outputs of the heads side by side.
+            [m, heads * size], the outputs of the heads side by side.
         """
         m = x.size(0)
-        value = self.relation_value(x)  # [m, M' * e'], value_h of all heads side by side
-        related = multiply(value)  # [M * m, M' * e']
+        value = self.relation_value(x)  # value_h of all heads side by side, [m, heads * size]
+        related = multiply(value)  # [relations * m, heads * size]
         related = related.view(self.num_relations, m, self.num_relation_heads, -1)
-        # the sum over relations r, for each interaction m, head h and number e of its value
-        output = torch.einsum("rmhe,rh->mhe", related, self.relation_mix)  # [m, M', e']
+        # r: relation, m: interaction, h: head, e: one of the numbers of value_h
+        output = torch.einsum("rmhe,rh->mhe", related, self.relation_mix)
         return output.reshape(m, -1)
 
 
