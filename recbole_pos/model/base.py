@@ -147,10 +147,11 @@ class PosRecommender(SequentialRecommender):
         self.item_attributes: set[str] = set()  # fields of items that position schemes read
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Apply a function to all tensors, as torch does to move or cast a model.
+        """Apply a function to all tensors of the model, as torch does to move or cast it.
 
-        The tables of the loss and of the targets are no buffers: they are moved to the device of
-        the item vectors here, so that no training step waits for a copy.
+        A ``SampledLoss`` and ``LaterTargets``, which finds the next items after a query, have
+        tensors of the dataset, but are no modules of torch. They follow to the device of the item
+        vectors here, so that no training step waits for a copy.
 
         Args:
             fn: function that torch applies to all tensors.
@@ -160,9 +161,11 @@ class PosRecommender(SequentialRecommender):
             The model.
         """
         super()._apply(fn, recurse)
-        for tables in (self.loss, self.later_targets):
-            if isinstance(tables, (SampledLoss, LaterTargets)):
-                tables.move(self.item_embedding.weight.device)
+        device = self.item_embedding.weight.device
+        if isinstance(self.loss, SampledLoss):  # other losses have no tensors
+            self.loss.move(device)
+        if self.later_targets is not None:
+            self.later_targets.move(device)
         return self
 
     def init_weights(self) -> None:
@@ -212,9 +215,11 @@ class PosRecommender(SequentialRecommender):
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the item vectors that the loss chooses among, and the targets as rows of them.
 
-        By default these are all items. If content vectors score items without a training
-        interaction, such items are left out, as the loss would teach that they are wrong answers.
-        With the ``candidates`` 0, 2, 5 target 5 is row 2 of the vectors.
+        These are the vectors of all items if ``candidates`` is None, else of the items with these
+        ids: with the candidates 0, 2, 5 the loss chooses among three vectors, and target 5 is row 2
+        of them. ``candidate_rows`` has this row for each id. Every target is a candidate, since
+        only items without a training interaction are left out: the loss would teach that they are
+        wrong answers, though content vectors can score them.
 
         Args:
             vectors: [items, d] vectors of all items.
@@ -231,9 +236,9 @@ class PosRecommender(SequentialRecommender):
         """Add items by their content vectors [k, c]; their ids follow the existing ones.
 
         Raises:
-            UsageError: if the vectors are not as long as those of training, or a position scheme
-                reads a field of items. Parts of the model may have the new items by then, and
-                others not, so the caller must drop or restore the model.
+            UsageError: if a position scheme reads a field of items; or, from ``extend``, if the
+                vectors are not as long as those of training. ``extend`` may have changed some
+                modules before it raises, so the caller must restore the model.
         """
         if self.item_attributes:
             names = ", ".join(sorted(self.item_attributes))
@@ -281,26 +286,28 @@ class PosRecommender(SequentialRecommender):
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
     ) -> Tensor:
-        """Return the mean over states of the weighted losses of their n targets.
+        """Return the mean loss of k states with n targets each.
 
-        Subclasses may define it otherwise. Only full cross-entropy takes several targets at once;
-        every other loss is called with each pair of a state and a target.
+            1/k  sum over states i and targets j of  target_weights[i, j] * loss(i, j)
+
+        Subclasses may define it otherwise.
 
         Args:
             states: [k, d] states.
             vectors: [items, d] item vectors.
-            targets: [k, n] int64 items after each state.
-            target_weights: [k, n] all equal, but 0 where there is no such item.
+            targets: [k, n] int64 the next n items after each state.
+            target_weights: [k, n] 1/n for each target, and 0 where a history has no further item.
 
         Returns:
             Scalar.
         """
-        # cross-entropy computes the logits of a state once for its n targets
+        # cross-entropy computes the scores of a state once for its n targets
         if self.loss is full_cross_entropy:
             return weighted_cross_entropy(states, vectors, targets, target_weights, prior=None)
 
-        # Other losses get each pair of a state and a target as if it were a state of its own. They
-        # return the mean over pairs, which is scaled by the sum of weights per state.
+        # Other losses take one target a state, and return the mean over all pairs of a state and a
+        # target. Since all pairs have the same weight, the sum of the formula is this mean times
+        # the sum of the weights.
         state, column = target_weights.nonzero(as_tuple=True)
         mean = self.loss(states[state], vectors, targets[state, column])
         return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
@@ -401,6 +408,9 @@ class PosRecommender(SequentialRecommender):
     ) -> Tensor:
         """Return the states that predict what follows histories, which are padded on the right.
 
+        The model itself works on a batch without padding: the interactions of all histories, m in
+        number, one after the other.
+
         Args:
             item_seq: [B, L] items of the histories.
             item_seq_len: [B] number of interactions of each.
@@ -411,10 +421,13 @@ class PosRecommender(SequentialRecommender):
         Returns:
             [B, d].
         """
+        # [B, L], False at padding
         is_real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
+        # [m] items and times, and [m] or [m, s] features of interactions; ``map`` changes no others
         times = None if times is None else times[is_real]
         features = None if features is None else features.map(lambda x: x[is_real])
         batch = self.make_batch(item_seq[is_real], item_seq_len, times, at, features)
+        # calls ``encode``, and checks the shape of what it returns
         return encode_queries(self, batch)
 
     # --- RecBole's methods, which take its rows ---
@@ -426,29 +439,27 @@ class PosRecommender(SequentialRecommender):
     def compute_states(self, rows: Interaction) -> Tensor:
         """Return the states [B, d] that predict the target of each of RecBole's rows.
 
-        On a CPU rows are encoded in parts of similar length if most of a batch is padding. The
-        states are in the order of the rows.
-
         Args:
             rows: histories [B, L] padded with 0 on the right, and their lengths.
 
         Returns:
             [B, d], in the order of the rows.
         """
-        # Not on a GPU, which would have to be waited for to read the lengths; not in training, and
-        # not for models that relate the rows of a batch to each other (``needs_events``).
-        # Nor if at least half of the cells [B, longest history] are interactions.
         lengths = rows[self.ITEM_SEQ_LEN]
-        is_split = not self.training and lengths.device.type == "cpu" and not self.needs_events
+        # Rows may be encoded in parts if none depends on the others: in training dropout draws
+        # numbers for all at once, and models with ``needs_events`` relate rows to each other.
+        can_split = not self.training and not self.needs_events
+        # Parts save time on a CPU if most cells [B, longest history] are padding. A GPU would have
+        # to be waited for to know the lengths.
+        is_split = can_split and lengths.device.type == "cpu"
         if not is_split or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
             return encode_queries(self, self.pack(rows))
 
-        # the shortest first, so that the histories of a part have similar lengths
+        # the shortest first, so that a part has histories of similar lengths and little padding
         order = lengths.argsort(stable=True)
         parts = [rows[part] for part in order.chunk(_NUM_PARTS)]
         states = torch.cat([encode_queries(self, self.pack(part)) for part in parts])
-        # back in the order of the rows
-        return states[order.argsort()]
+        return states[order.argsort()]  # back in the order of the rows
 
     def predict(self, interaction: Interaction) -> Tensor:
         """Return [B] score of each row's item after its history."""

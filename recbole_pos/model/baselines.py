@@ -265,7 +265,9 @@ class RecentPop(Untrained):
     refuses = {"MAX_ITEM_LIST_LENGTH": "it does not read the history"}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Score all items by their training interactions of the last ``window_days``.
+        """Score each item by its number of training interactions in the last ``window_days``.
+
+        Of items with the same number, those with more interactions in all of training come first.
 
         Args:
             config: options of the model.
@@ -279,9 +281,11 @@ class RecentPop(Untrained):
         is_recent = seconds <= config["window_days"] * _SECONDS_PER_DAY
         num_recent = np.bincount(items[is_recent], minlength=self.n_items)
 
-        # the rank of an item in [0, 1) decides between equal numbers of recent interactions
-        rank = (pd.Series(dataset.popularity).rank(method="first").to_numpy() - 1) / self.n_items
-        self.register_buffer("scores", torch.from_numpy(num_recent + rank), persistent=False)
+        # 1 for the least popular item, 2 for the next one, and so on
+        popularity_rank = pd.Series(dataset.popularity).rank(method="first").to_numpy()
+        # less than 1, so that it only orders items with the same number of recent interactions
+        tie_breaker = (popularity_rank - 1) / self.n_items
+        self.register_buffer("scores", torch.from_numpy(num_recent + tie_breaker), persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] scores, the same for every history."""

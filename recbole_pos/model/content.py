@@ -58,26 +58,23 @@ class TrainedItemMask(nn.Module):
 
 
 class Content(nn.Module):
-    """Add MLP(c_i) of the table above.
-
-    Args:
-        statistics: the transformation that ``values`` have had, for items added later.
-        values: [n, c] content vectors, transformed.
-        size: d.
-        is_trainable: whether the content vectors are trained, too.
-    """
+    """Add MLP(c_i) of the table above to the vectors of items."""
 
     values: Tensor
 
     def __init__(
         self, statistics: Statistics, values: np.ndarray, size: int, is_trainable: bool
     ) -> None:
-        """Keep the content vectors, fixed or as a parameter, and create the MLP from c to d to d.
+        """Keep the content vectors of items, and create the network that they are sent through.
+
+        A content vector describes an item, by its text for example. The network makes an item
+        vector of it: outer(gelu(inner(content))), with two linear layers.
 
         Args:
-            statistics: the transformation that ``values`` have had, for items added later.
-            values: [n, c] content vectors of all items, transformed.
-            size: d.
+            statistics: the mean and matrix by which ``values`` were scaled or whitened; those of
+                items that are added later are transformed by the same.
+            values: [items, c] content vectors of all items, which are transformed already.
+            size: d, the size of item vectors.
             is_trainable: whether the content vectors are trained, too.
         """
         super().__init__()
@@ -210,17 +207,20 @@ class Statistics:
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Use content vectors of items in a model, if the option ``item_vectors`` gives any.
 
-    Content vectors are made outside of the model, of texts or images of items. With a trained
-    function MLP of the content, the option ``item_vectors_use`` says what the vector of an item is:
+    Content vectors are made outside of the model, of texts or images of items. The option
+    ``item_vectors_use`` says what the vector of an item is then, where its row is that in the
+    model's table, ``item_embedding``, and MLP is a network of two layers:
 
-    - ``init``: its row of the model's table, ``item_embedding``, which starts as the content;
+    - ``init``: its row, which starts as the content;
     - ``add``: its row plus MLP(content), without the row for items that do not occur in training;
     - ``replace``: MLP(content).
 
+    The option ``item_vectors_train`` says whether the rows are trained with ``init`` (by default
+    they are), and whether the content vectors are with ``add`` and ``replace`` (by default not).
+
     Args:
         model: a model with an ``item_embedding``, which is changed.
-        config: options of the model; ``item_vectors_train`` says what is trained: None the rows and
-            not the content vectors, True both, False neither.
+        config: options of the model.
         dataset: training part of a dataset.
 
     Raises:
@@ -236,32 +236,33 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _add_trained_function(model: Any, config: Options, dataset: Dataset, keeps_rows: bool) -> None:
-    """Make the vectors of items by a trained function of their content.
+    """Let a network compute item vectors from content, by adding modules to the model's item table.
 
-    The table of item vectors, ``item_embedding``, has modules (``parts``) that change what is
-    looked up, one after the other. The function is the last of them.
+    The table, ``item_embedding``, looks up the row of an item. Then it calls the modules in its
+    ``parts``, in the order in which they are added, and each changes the vector. Also set are
+    ``candidates``, the items that the loss chooses among, and ``content_source``, the files that a
+    saved run needs again.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
         config: options of the model.
         dataset: training part of a dataset.
-        keeps_rows: whether the function is added to an item's row of the table; else the table has
-            no rows, and the function is all there is.
+        keeps_rows: whether the output of the network is added to an item's row of the table; else
+            the table has no rows, and the output is the item's vector.
     """
     table = model.item_embedding
-    # [n] bool. For the loss items that do not occur in training would be wrong answers only, though
-    # content can score them: they are no candidates.
-    is_trained = dataset.popularity > 0
+    is_trained = dataset.popularity > 0  # [n] bool, whether an item occurs in training
     _limit_candidates(model, is_trained)
+    model.content_source = config["item_vectors"]
 
+    # First, rows of items that do not occur in training are set to zero: they are random.
     if keeps_rows:
-        # the row of an item that does not occur in training is random: it is looked up as zeros
         table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
     else:
         table.drop_ids()
 
-    # scaled, or whitened (no correlation), by the mean and variance of items that occur in training
-    model.content_source = config["item_vectors"]  # the files, which a saved run needs again
+    # Then the output of the network is added. Content is scaled, or whitened (made uncorrelated),
+    # by the mean and variance of the items that occur in training.
     values = _read_content(model, config, dataset)
     statistics = Statistics.from_vectors(values, is_trained, config["item_vectors_whiten"])
     values = statistics.transform(values)
@@ -270,10 +271,13 @@ def _add_trained_function(model: Any, config: Options, dataset: Dataset, keeps_r
 
 
 def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
-    """Let the loss of a model choose among padding and the items that occur in training only.
+    """Leave the items that do not occur in training out of the loss of a model.
 
-    The loss leaves out other rows of the item vectors, and looks a target up in ``candidate_rows``:
-    with the candidates 0, 2, 5 item 5 is row 2.
+    They would be wrong answers in every training step, though content vectors can score them. The
+    loss chooses among the other items and padding (id 0). For example, let the items 2 and 5 occur
+    in training, and 1, 3 and 4 not. Then the model's ``candidates`` are the ids [0, 2, 5], and
+    ``candidate_rows`` [0, 0, 1, 1, 1, 2] says that item 5 is row 2 of these; the rows of items that
+    do not occur are never read.
 
     Args:
         model: its ``candidates`` and ``candidate_rows`` are set, unless all items occur.
@@ -283,45 +287,59 @@ def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
         return
     is_candidate = torch.from_numpy(np.append(True, is_trained[1:]))  # padding, too
     model.candidates = is_candidate.nonzero()[:, 0]
-    # the row of other items has no meaning
+    # the row of a candidate is the number of candidates before it
     model.register_buffer("candidate_rows", is_candidate.cumsum(0) - 1, persistent=False)
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Let the item vectors of a model start as content vectors (``item_vectors_use: init``).
 
-    Content of the size of item vectors is taken as it is, unless it is to be whitened (components
-    of variance 1 without correlation). Content of another size is turned to its principal
-    components, at most d. What is whitened or turned is then scaled to the standard deviation of
-    fresh item vectors. Where there is no content fresh random numbers stay.
+    - Content of the size of item vectors is taken as it is.
+    - Content of another size is turned to its principal components, at most ``hidden_size``, and
+      scaled so that its numbers have the standard deviation of fresh item vectors.
+    - With ``item_vectors_whiten`` content of either size is made uncorrelated, and scaled so.
+
+    Items without content keep their random vectors.
 
     Args:
         model: a model with an ``item_embedding``, the table of item vectors, which is changed.
-        config: options of the model; d is ``hidden_size``, the size of item vectors.
+        config: options of the model.
         dataset: training part of a dataset.
     """
     values = _read_content(model, config, dataset)  # [n, c], zeros where an item has no content
     has_content = values.any(1)
     whiten, c, d = config["item_vectors_whiten"], values.shape[1], config["hidden_size"]
     if whiten or c != d:
-        is_trained = dataset.popularity > 0  # items that occur in training
-        num_components = min(c, d) if c != d else None  # None: whitened content keeps its size
+        num_components = None if c == d else min(c, d)  # None keeps the size
+        # all is measured over the items that occur in training
+        is_trained = dataset.popularity > 0
         statistics = Statistics.from_vectors(values, is_trained, whiten, num_components)
         values = statistics.transform(values)
+        deviation = _measure_deviation(values, has_content, is_trained)
+        values *= config["initializer_range"] / deviation
 
-        # The deviation is measured over the items that occur in training, as mean and components
-        # are. If none of them has content, or all have the same, it is measured over all items.
-        measured = values[has_content & is_trained]
-        if not measured.size or measured.var() < _TINY:
-            measured = values[has_content]
-        values *= config["initializer_range"] / max(float(measured.std()), _TINY)
-
-    # ids [k] and content vectors of the items that have content; ``write_start`` copies them into
-    # the table, now and again after the model has set its weights to random numbers
+    # The table has its random numbers already. The model's constructor draws them again when all
+    # layers are built, and then writes ``start`` into the table as well (``init_weights``).
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table = model.item_embedding
-    table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
+    table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors  # ids, and their vectors
     table.write_start()
+
+
+def _measure_deviation(values: np.ndarray, has_content: Any, is_trained: np.ndarray) -> float:
+    """Return the standard deviation of the numbers of content vectors, above 0.
+
+    It is measured over the items that occur in training. If none of these has content, or all have
+    the same, it is measured over all items.
+
+    Args:
+        values: [n, c] content vectors.
+        has_content, is_trained: [n] bool, whether an item has content and occurs in training.
+    """
+    measured = values[has_content & is_trained]
+    if not measured.size or measured.var() < _TINY:
+        measured = values[has_content]
+    return max(float(measured.std()), _TINY)
 
 
 def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:

@@ -44,7 +44,10 @@ def list_runnable() -> list[str]:
 
 
 def is_on_our_base(model: str) -> bool:
-    """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss.
+    """Return whether a model extends ``PosRecommender``, the base class of the plugin's models.
+
+    Such a model can be trained on windows, parts of histories in which many interactions have a
+    target, and by every value of ``loss_type``.
 
     Args:
         model: name of the model. It may be one of the plugin's, of RecBole's or of a user's.
@@ -111,10 +114,10 @@ def find_unread_options(model: str) -> Mapping[str, str]:
     Returns:
         Name of each such option -> the reason, as a sentence for the user.
     """
-    # Classes of the plugin and of users (MODELS) may have the attribute ``refuses``. Of RecBole's
-    # models a table (RECBOLE) has such options.
+    # a class of the plugin or of a user may name such options in an attribute ``refuses``
     if model in MODELS:
         return getattr(MODELS[model], "refuses", {})
+    # RecBole's classes have no such attribute: a table, name of the model -> facts, has theirs
     return RECBOLE[model].get("unread", {})
 
 
@@ -174,9 +177,6 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
     _require_recommender(model)
     # the module of the caller, one frame up, which other processes import to register the model
     module = find_importing_module(sys._getframe(1))
-    # called from no module, as in a notebook: the class's own, if it can be imported from there
-    if module is None and defaults is None and name in (None, model.__name__):
-        module = find_home_module(model)
     _register(model, defaults, name or model.__name__, module)
     return model
 
@@ -197,49 +197,56 @@ def ensure_registered(model: type) -> str:
         UsageError: if the class is no recommender that can run here.
     """
     _require_recommender(model)
-    # 1. one of RecBole's models
+    # one of RecBole's models
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
-    # 2. in ``MODELS``, the table of the plugin's models and of those that users have registered
+    # one of the plugin's models, or one that a user has registered
     if name := MODELS.find_name(model):
         return name
-    # 3. A class that was registered, and then defined again, as by running a notebook cell twice.
-    # Python makes a new class object, which ``find_name`` does not know; ``find_registration`` goes
-    # by module and name. ``given`` are the defaults of the earlier registration, which are kept.
+
+    # A notebook cell that is run twice makes a new class of the same name. If the first one was
+    # registered with defaults (``given``), the new one keeps them.
     earlier = MODELS.find_registration(model)
     defaults = None if earlier is None else earlier.given
-    # 4. A new class. For both another process can import ``module`` to have the class, unless there
-    # are given defaults: these are known to this process only.
-    module = find_home_module(model) if defaults is None else None
-    _register(model, defaults, model.__name__, module)
+    _register(model, defaults, model.__name__)
     return model.__name__
 
 
-def _register(model: type, given_defaults: Defaults | None, name: str, module: str | None) -> None:
-    """Check a model of a user's and add it to the registry with the defaults of its options.
+def _register(model: type, given: Defaults | None, name: str, module: str | None = None) -> None:
+    """Add the class of a model to the registry, with the defaults of its options.
+
+    It is mostly a class of a user. Users may also register one of the plugin's classes under
+    another name or with other defaults.
 
     Args:
         model: the class.
-        given_defaults: the defaults that the user has given, or None.
+        given: the defaults that the user has given, or None.
         name: the name to register it under.
-        module: module that registers it when another process imports it; None if there is none.
+        module: a module that registers it when another process imports it, if there is one.
 
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # one of the plugin's own models under its own name is registered already
-    if MODELS.find_shipped_name(model) == name and given_defaults is None:
+    # a class of the plugin has its name already
+    if MODELS.find_shipped_name(model) == name and given is None:
         return
-    # the defaults of the classes that it extends, then its own
-    defaults, own_options = MODELS.gather_defaults(model, given_defaults, _read_base_defaults)
-    MODELS.add(name, Registration(model, given_defaults, defaults, own_options, module))
+    # If all that there is to register is the class, any process can register it: it imports the
+    # module that defines the class. ``find_home_module`` returns None for one of a notebook.
+    if module is None and given is None and name == model.__name__:
+        module = find_home_module(model)
+
+    # The defaults of all options are those of the classes that it extends, then its own.
+    # ``own_options`` are those that neither the plugin nor RecBole knows.
+    defaults, own_options = MODELS.gather_defaults(model, given, _read_base_defaults)
+    MODELS.add(name, Registration(model, given, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:
     """Raise UsageError unless ``model`` is the class of a model that can be trained here.
 
-    It must extend a recommender of RecBole's or of the plugin, and define a loss and scores, or
-    for the plugin's base class ``encode``.
+    A class that extends RecBole's recommenders must define a loss (``calculate_loss``) and scores
+    (``predict`` or ``full_sort_predict``). One that extends the plugin's ``PosRecommender`` must
+    define ``encode`` or ``calculate_loss``, and inherits the rest.
 
     Args:
         model: what a user has given as a model.
@@ -259,14 +266,15 @@ def _require_recommender(model: Any) -> None:
             f"model {path} is no recommender that can run here: expected a class that extends "
             "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
         )
-    # Of each tuple a model must define one method at least: one that is still the attribute of
-    # ``base``, where it does nothing or is not implemented, is not defined.
+    # of each tuple of methods the class must define one
     base: type = AbstractRecommender
     required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
     if issubclass(model, PosRecommender):
         base, required = PosRecommender, [("encode", "calculate_loss")]
     for names in required:
-        if all(getattr(model, name) is getattr(base, name) for name in names):
+        # a method that the class does not define is the base class's, which does nothing
+        is_defined = [getattr(model, name) is not getattr(base, name) for name in names]
+        if not any(is_defined):
             raise UsageError(f"model {path} defines no {' and no '.join(names)}")
 
 

@@ -126,12 +126,13 @@ class PosRec(GraphRecommender):
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Return the states s [b, d] that predict the next item of each session.
 
-            X'  graph layers over the items X of a session                        equations 7, 8
+            X'  = GraphLayers(X)                                                  equations 7, 8
             H   = Transformer(X' + P)                                             equation 9
             s   = lambda_0 x'_last + lambda_1 H_last + lambda_2 H_first           equation 10
 
         (PosRec, Qiu et al., TOIS 2021, section 4.3). A session is a graph, whose nodes are its
-        distinct items. P are position encodings.
+        distinct items. X are their vectors, and P encodings of their positions in the session.
+        Last and first are the nodes of the session's newest and oldest interaction.
 
         Args:
             batch: b sessions.
@@ -139,26 +140,28 @@ class PosRec(GraphRecommender):
         Returns:
             [b, d].
         """
-        # ``prepare`` computes the graphs as ``extras``, if the batch comes without. Anchors are
-        # items that send messages to all others of the session; None if the model has none.
+        # ``prepare`` builds the graphs, if the batch comes without. Anchors are nodes that send
+        # messages to all others of the session; None if the model has none.
         graph, anchors = self.prepare(batch).extras
-        nodes = graph.nodes  # a batch of the k nodes of all sessions
+        nodes = graph.nodes  # the k nodes of all sessions, as a batch of their items
 
-        # X': weights are 0 for nodes that are no neighbours
+        # X': neighbours are weighted by how often an item follows the other in the session
+        # (``transitions``); weights are 0 for nodes that are no neighbours
         x = self.embed(nodes)  # [k, d]
         weights = weigh_neighbours(graph, graph.transitions, anchors).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, nodes)
 
-        # X' + P: P depends on how many interactions are before the item's first occurrence
-        # (``graph.first``), on how many after its last one (``graph.age``), and on the length
+        # X' + P: encodings depend on three numbers of each node, [k] each: how many interactions of
+        # the session are before the item's first one (``graph.first``), how many after its last one
+        # (``graph.age``), and how many there are
         encoded = x
-        length = batch.lengths[nodes.row]  # [k]
+        length = batch.lengths[nodes.row]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
             encoded = encoded + scheme.rows(graph.first, graph.age, length)
         hidden = self.trm_encoder(self.dropout(encoded), nodes)  # H, [k, d]
 
-        # ``mixture`` are the lambdas
+        # the weighted sum s; ``mixture`` are the lambdas
         readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))
 

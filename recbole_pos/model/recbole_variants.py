@@ -141,8 +141,8 @@ class _Anchored(_Trimmed):
 
         It replaces RecBole's method of this name, which loops over sessions. The graph of a session
         has a node for each distinct item, and an edge of weight 1 from an item to each one that
-        directly follows it. Items that are anchors also have edges to all other nodes, with their
-        distances as weights.
+        directly follows it. Some items, such as the first of a session, can be *anchors*: they have
+        edges to all other nodes, with the number of steps between the two items as weight.
 
         Args:
             item_seq: [B, L] items of the sessions, padded with 0 on the right.
@@ -161,18 +161,18 @@ class _Anchored(_Trimmed):
         graph = SessionGraph.build(batch)
         anchors = Anchors.build(graph) if self.has_anchors else None
 
-        # [B, 2, n, n]: to node i (row) from node j (column); of the two matrices, the first is for
-        # nodes j before node i, the second for those after. Each row is divided by its sum.
+        # Two matrices [n, n] for each session: the weights by which the node of a row receives from
+        # the nodes of the columns, from those before it (first) and after it (second). Each row is
+        # divided by its sum.
         is_edge = graph.transitions.clamp(max=1)  # transitions count how often an item follows
-        weights = weigh_neighbours(graph, is_edge, anchors)
+        weights = weigh_neighbours(graph, is_edge, anchors)  # [B, 2, n, n]
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
         before, after = weights.to(self.item_embedding.weight).unbind(1)
 
-        # ``graph.alias`` [m] is the node of each interaction among the nodes of all sessions, and
-        # ``nodes.index`` the number of a node within its session. The number goes to the session
-        # (``batch.row``) and column (``batch.index``) of the interaction.
+        # The nodes of all sessions are numbered on: ``graph.alias`` [m] is the node of each
+        # interaction. ``nodes.index`` is the number of a node within its session.
         alias = torch.zeros_like(item_seq)
-        alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
+        alias[is_real] = graph.nodes.index[graph.alias]
         items = graph.nodes.pad(graph.nodes.items, "start")
         return alias, torch.cat((before, after), 2), items
 

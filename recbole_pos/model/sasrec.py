@@ -39,51 +39,52 @@ class PosSASRec(PosRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the position schemes, the layers and the norm of a transformer.
 
-        A position scheme is a module that tells the model about order or time, at the input of the
-        first layer or inside the attention of every layer.
+        A position scheme is a module that tells the model about order or time: it adds an encoding
+        to the input, or changes the attention of every layer.
 
         Args:
             config: options of the model; ``position`` names the position schemes.
-            dataset: training part of a dataset.
+            dataset: training part of a dataset. One for serving has no interactions (``has_log``).
 
         Raises:
-            UsageError: if options do not go together, or if a scheme needs times that never fall
-                along a history and some do.
+            UsageError: if options do not go together, or if the times of the dataset cannot be read
+                by the schemes.
         """
         super().__init__(config, dataset)
-        # sizes and switches of a layer: ``bias`` of query, key and value, and whether a linear
-        # layer follows the heads (``output``)
+        # sizes and switches that all layers share
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]
         )
 
-        # ``schemes.attention()`` builds what is inside the attention of one layer, so it is called
-        # for each
         schemes = self._build_schemes(config, dataset)
-        self.position_embedding = schemes.input
+        self.position_embedding = schemes.input  # encodings that are added to the input
         self.trm_encoder = TransformerEncoder(
+            # ``schemes.attention()`` builds what changes the attention of the next layer
             self.build_layer(config, options, schemes.attention(), number)
             for number in range(1, config["n_layers"] + 1)
         )
 
-        # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
-        self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
-        self.dropout = Dropout(options.hidden_dropout_prob)
+        # The norm is applied after the last layer if ``pre_norm``, and else before the first.
         self.pre_norm = options.norm == "pre"
-        # item vectors are multiplied by it at the input
+        self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
+        self.dropout = Dropout(options.hidden_dropout_prob)  # of the input
+        # number by which item vectors are multiplied at the input
         self.scale = options.hidden_size**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        # ``needs_time``: a scheme reads times. ``assume_order`` are the names of those that need
-        # times which never fall. A dataset for serving has no interactions to check (``has_log``).
-        if self.needs_time and has_log(dataset):
+        if self.needs_time and has_log(dataset):  # a scheme reads times
             self._check_times_of_schemes(dataset, config["timestamp_unit"], schemes.assume_order)
 
     def _build_schemes(self, config: Options, dataset: Dataset) -> Schemes:
-        """Build the position schemes, and note what they read of times and of items.
+        """Build the position schemes, and set the attributes that say what they read.
+
+        These are ``needs_time``: the times of interactions; ``reads_request``: the time at which
+        the next item is requested, which is that of the target in training; and
+        ``item_attributes``: fields of items.
 
         Args:
-            config: options of the model; ``position`` names the position schemes.
+            config: options of the model; ``position`` names the position schemes. Only with
+                ``request_time: target`` do schemes read the time of the request.
             dataset: has the fields of items that schemes read.
 
         Returns:
@@ -140,13 +141,14 @@ class PosSASRec(PosRecommender):
             config: options of the model.
             options: sizes and switches of the layer.
             position: position scheme inside its attention.
-            number: number of the layer, from 1, for subclasses whose layers differ.
+            number: number of the layer, from 1. Here all layers are alike; a subclass that
+                overrides this method, such as AttrFormer, may build layers that differ.
 
         Returns:
             The layer.
 
         Raises:
-            UsageError: if ``norm`` does not go with the kind.
+            UsageError: for ``norm: post`` with hstu or ligr, which have pre-norm only.
         """
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":

@@ -56,12 +56,11 @@ class NativeAdapter(RecBoleAdapter):
     """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
-        """Return which batches the model learns from, as its attributes say.
+        """Return which batches the data loader must make for the model.
 
-        The plugin's models learn from windows, parts of histories without padding in which many
-        interactions have a target. RecBole's rows, a history with one target each, are turned into
-        windows by ``pack``. What a batch needs is computed on the host, while the device trains on
-        the batch before.
+        The plugin's models learn from windows: parts of histories without padding, in which many
+        interactions have a target. With some options the loader has RecBole's rows instead, a
+        history with one target each. These are turned into windows by ``pack``.
         """
         model = self.model
         # A user's class that defines its own loss of rows (``calculate_loss``) gets them unchanged,
@@ -69,21 +68,18 @@ class NativeAdapter(RecBoleAdapter):
         has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
             windows=True,
-            # which interactions of a window have a target: all, or only the newest if not causal
-            causal=model.causal,
+            causal=model.causal,  # all interactions of a window have a target, not only the newest
             max_length=model.max_seq_length,
-            linked=model.linked,  # whether all windows of a user come in one batch
-            # columns of a batch: times in seconds, the time at which the next item is requested,
-            # and the row of each interaction in the dataset's log, from which further targets and
-            # relations are looked up
-            times=model.needs_time,
-            seconds=model.time_unit,  # in one unit of the time field
-            requests=model.reads_request,
+            linked=model.linked,  # all windows of a user come in one batch
+            times=model.needs_time,  # the time of each interaction, in seconds
+            seconds=model.time_unit,  # seconds in one unit of the dataset's times
+            requests=model.reads_request,  # the time at which the next item is requested
+            # the row of each interaction in the dataset's log, in which some models look up the
+            # next few items after it (``later_targets``), or related interactions
             log_rows=model.needs_events or model.later_targets is not None,
-            # functions of a batch: what the model computes before a step, such as graphs; and what
-            # turns rows into windows. None for nothing.
+            # computes what the model reads beside the batch, such as graphs, before a step
             prepare=model.prepare if model.prepares else None,
-            pack=None if has_own_row_loss else self._pack_rows,
+            pack=None if has_own_row_loss else self._pack_rows,  # turns rows into windows
         )
 
     def _pack_rows(self, rows: Interaction) -> SequenceBatch:
@@ -99,31 +95,32 @@ class NativeAdapter(RecBoleAdapter):
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         """Return the loss of the model as a function of a batch.
 
-        A user's class may define the loss of rows (``calculate_loss``), that of windows
-        (``window_loss``), or none. Of several classes that define one the most derived decides.
+        A batch of rows has one target for each history, and its loss is ``calculate_loss``; one of
+        windows has many, and its loss is ``window_loss``. The plugin's base class has both. A
+        user's class that redefines only the loss of rows cannot be trained on windows: what it
+        defines would not be used.
 
         Args:
-            packed: whether batches are windows, with many targets, and not rows with one each.
+            packed: whether batches are windows.
 
         Returns:
             A function of a batch that returns the scalar loss.
 
         Raises:
-            UsageError: for windows if a user's class defines ``calculate_loss``, the loss of rows,
-                and inherits ``window_loss``: training would not use what it defines.
+            UsageError: for windows, if ``calculate_loss`` was redefined after ``window_loss``.
         """
         if not packed:
             return self._row_loss
-        # Python looks a method up in these classes in this order: the model's, then its bases. The
-        # plugin's own base defines both, so the loop ends there at the latest.
-        for cls in type(self.model).__mro__:
-            if "window_loss" in vars(cls):
-                break
-            if "calculate_loss" in vars(cls):
-                raise UsageError(
-                    f"augmentation: {cls.__name__} defines calculate_loss, the loss of rows with "
-                    "one target; set augmentation: prefix, or define window_loss, that of windows"
-                )
+        # the model's class and those that it extends, the most derived first; in each list those
+        # that define the method
+        classes = type(self.model).__mro__
+        row_class = next(cls for cls in classes if "calculate_loss" in vars(cls))
+        window_class = next(cls for cls in classes if "window_loss" in vars(cls))
+        if classes.index(row_class) < classes.index(window_class):
+            raise UsageError(
+                f"augmentation: {row_class.__name__} defines calculate_loss, the loss of rows with "
+                "one target; set augmentation: prefix, or define window_loss, that of windows"
+            )
         return self._window_loss
 
     def _row_loss(self, rows: Interaction | SequenceBatch) -> Tensor:
@@ -167,11 +164,14 @@ class EveryPosition(RecBoleAdapter):
     """
 
     def requirements(self) -> BatchRequirements:
-        """Return that the model learns from windows, in which every interaction has a target.
+        """Return that the model can learn from windows.
+
+        With ``augmentation: all_positions`` it does. A window is a part of a history in which every
+        interaction has a target. RecBole's models have a loss for batches of rows, with one target
+        each; for windows there is cross-entropy only, in this adapter.
 
         Raises:
-            UsageError: for another loss than cross-entropy with ``augmentation: all_positions``,
-                which asks for such windows. RecBole's models compute that for rows only.
+            UsageError: for another loss with ``augmentation: all_positions``.
         """
         model, loss = self.config["model"], self.config["loss_type"]
         if self.config["augmentation"] == "all_positions" and loss != "CE":
@@ -282,8 +282,8 @@ def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
     """
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
-    # RecBole's own class, not a custom one of the same name; those in ``ADAPTERS`` have an adapter
-    # that learns rows faster
+    # ``ADAPTERS`` has faster ways to train some of RecBole's models, by the name of the class. A
+    # user's class may have the same name, and is trained by the loss that it defines.
     if type(model).__module__.startswith("recbole.model."):
         return ADAPTERS.get(type(model).__name__, RecBoleAdapter)(config, model)
     return RecBoleAdapter(config, model)
