@@ -165,10 +165,7 @@ class AttrFormer(PosSASRec):
         - ``cross_sequence: time_respecting``: an interaction reads those of other users that
           happened before it.
 
-        Warnings are added to ``self.notices``, which training shows before it starts.
-
-        Raises:
-            UsageError: if the times are unusable.
+        Warnings are added to ``self.notices``, and a UsageError is raised for unusable times.
         """
         if self.relates_times:
             advice = "leave the time out of relations"
@@ -304,7 +301,7 @@ class AttrFormer(PosSASRec):
 
         Args:
             rows: the sequences, whose interactions are given by their rows in the log.
-            lookup: the log and its relations.
+            lookup: the log, and what finds related interactions in it.
             device: where the matrices are put.
 
         Returns:
@@ -357,14 +354,15 @@ class AttrFormer(PosSASRec):
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
         """Return the states that predict what follows histories.
 
-        The states of a history are added to by those of related interactions, such as of the same
-        brand, in the *bank*: training interactions of some users. Histories are not related to each
-        other, so they can be encoded in parts, which bounds the memory.
+        Layers add to the state of an interaction the states of related ones, such as of the same
+        brand. Here these are older ones of the same history, and the *bank*, training interactions
+        of some users. One history is not related to another, so they are encoded in parts, which
+        bounds the memory.
 
         Args:
             newest: [b] int64 row of the newest interaction of each history, in the log.
-            lookup: the log (all interactions, user by user, oldest first), and what finds the
-                relations. ``lookup.ranks`` say how many interactions of the user are older.
+            lookup: the log (all interactions, user by user, oldest first), and what finds related
+                ones. ``lookup.ranks`` say how many interactions of the user are older.
 
         Returns:
             [b, d], in the order of ``newest``.
