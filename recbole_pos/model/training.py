@@ -107,12 +107,12 @@ class NativeAdapter(RecBoleAdapter):
             A function of a batch that returns the scalar loss.
 
         Raises:
-            UsageError: for windows, if ``calculate_loss`` was redefined after ``window_loss``.
+            UsageError: for windows, if a class redefines ``calculate_loss``, and neither it nor a
+                class that extends it redefines ``window_loss``.
         """
         if not packed:
             return self._row_loss
-        # the model's class and those that it extends, the most derived first; in each list those
-        # that define the method
+        # the model's class and those that it extends, the most derived first
         classes = type(self.model).__mro__
         row_class = next(cls for cls in classes if "calculate_loss" in vars(cls))
         window_class = next(cls for cls in classes if "window_loss" in vars(cls))
