@@ -198,6 +198,7 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     if model in MODELS:  # a model of this package or a custom one, which may take position schemes
         title = f"options of {model} and its position schemes"
         model_file = ROOT / "model" / f"{model}.yaml"
+        # the model's own options first, then those of its position schemes
         with_schemes = plugin_defaults(model, position)
         own_keys = [key for key in with_schemes if key not in shared]
         defaults = MODELS.defaults(model) | {key: with_schemes[key] for key in own_keys}
