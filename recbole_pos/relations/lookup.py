@@ -85,25 +85,29 @@ class TableRelation:
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of every interaction of a batch to ones it may read.
 
-        The table relates classes, such as brands. Two interactions are related as the classes of
-        their items are (``is_of_items``), or as their own classes are.
+        Each interaction has a class, the value of a field, and a table says how strongly every two
+        classes are related. If the field is of items (``is_of_items``), such as the brand, it is
+        the class of the interaction's item; if it is of interactions, such as the shop, its own.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the dataset's log.
-            lookup: the log, how many relations to keep, and whether other users are read.
+            events: [m] int64 rows of the batch's interactions in the dataset's log, which is all
+                its interactions.
+            lookup: ``lookup.items`` [log] has the item of each interaction of the log, and
+                ``lookup.top_k`` says how many relations to keep.
             order: which interactions of the batch each one may read.
 
         Returns:
             At most ``lookup.top_k`` relations of each interaction.
         """
-        # the item of each interaction, or the interaction itself
+        # Class 0 stands for no value. Interactions of a history from outside the dataset have rows
+        # after the last one of the log and no fields, so their own class is 0, too.
         entities = lookup.items[events] if self.is_of_items else events
-        # The class of each, 0 for none. Interactions of a history from outside the log have rows
-        # behind its last one, and no fields: these get 0, too.
         classes = take_or_fill(self.table.class_of, entities, 0)
-        # both the relation's ``scope`` and the option ``cross_sequence`` must allow it
-        across_users = self.across_users and lookup.across_users
-        return top_relations(self.table, classes, order, lookup.top_k, across_users)
+
+        # other users are read if both the field (its ``scope``) and the model (``cross_sequence``)
+        # allow it
+        reads_others = self.across_users and lookup.across_users
+        return top_relations(self.table, classes, order, lookup.top_k, reads_others)
 
 
 @dataclass(frozen=True)
@@ -125,13 +129,12 @@ class NumberRelation:
     def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return one number of each interaction, by which interactions are compared.
 
-        Which number that is says ``self.origin``: the position of the interaction, its time, or the
-        value of the field of interactions that the relation was made for.
+        It is the position, the time or the value of a field, whichever ``self.origin`` names.
 
         Args:
             events: [m] int64 rows of interactions in the dataset's log, which is all its
-                interactions.
-            lookup: has positions and times of the interactions of the log.
+                interactions. Interactions from outside the dataset have rows after its last one.
+            lookup: has positions and times of interactions, those from outside included.
 
         Returns:
             [m] float64: how many interactions of the user are older (position), seconds (time), or
@@ -141,9 +144,7 @@ class NumberRelation:
             return lookup.ranks[events].astype(np.float64)
         if self.origin == TIME:
             return lookup.times[events]
-        # the field has a value [interactions of the log] for each row; an interaction from outside
-        # the dataset has a row behind the last one, and NaN
-        assert self.values is not None
+        assert self.values is not None  # [log] the field has a value for each row of the log only
         return take_or_fill(self.values, events, np.nan)
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
@@ -164,8 +165,8 @@ class NumberRelation:
             At most ``lookup.top_k`` relations of each interaction, each to one of the
             ``self.max_back`` interactions before it.
         """
-        # Positions and times never fall along a sequence. Then the interactions just before one
-        # have the smallest differences, and ``top_differences`` skips all others.
+        # positions and times never fall along a sequence, so that the interactions just before one
+        # have the smallest differences, and ``top_differences`` skips all others
         is_rising = self.origin in (POSITION, TIME)
         numbers = self.read_numbers(events, lookup)  # [m]
         return top_differences(
@@ -226,8 +227,8 @@ class RelationLookup:
         """Prepare the search for related interactions, which is made for every batch.
 
         Two interactions are related if they agree in a field, such as the brand of their items, or
-        have near values of it, such as times. A model adds to the state of an interaction the
-        states of those that it is related to; it then *reads* them.
+        have similar values of it, such as times. A model adds to the state of an interaction the
+        states of interactions that it is related to: the interaction *reads* them.
 
         Args:
             relations: the entries of the option ``relations``: the fields, which are of
@@ -239,19 +240,18 @@ class RelationLookup:
                 of their real times (``time_respecting``) or of random ones (``random_order``).
             max_length: L, the most interactions of a window.
             seconds: seconds in one unit of the time field.
-            default_self_relation: By fields of users an interaction is related to itself, too, as
-                strongly as its user is to itself. This is the strength for a user without values of
-                these fields: 1 if the sum of the states read replaces an interaction's state, which
-                would be lost otherwise; 0 if it is added to the state.
+            default_self_relation: weight with which an interaction adds its own state to the sum of
+                states, where interactions are related by fields of users and its user has no value
+                of them. It is 1 if the sum replaces the state, and 0 if it is added to the state.
         """
         # options
         self.top_k, self.max_length = top_k, max_length
         self.cross_sequence, self.across_users = cross_sequence, cross_sequence != "none"
         self.default_self_relation = default_self_relation
 
-        # Columns of the log, all interactions sorted by user and time: a value for each. ``ranks``
-        # says how many interactions of the user are older; user u has the rows offsets[u] to
-        # offsets[u + 1] - 1.
+        # Columns of the log, in which a search looks up the interactions of a batch. The log has a
+        # row for each interaction, sorted by user and time: user u has the rows offsets[u] to
+        # offsets[u + 1] - 1. ``ranks`` says how many interactions of the user are older.
         log = dataset.log
         users, is_trained, times = log.users.numpy(), dataset.part == TRAIN, log.times.numpy()
         self.users: Column = users
@@ -261,14 +261,14 @@ class RelationLookup:
         self.ranks: Column = log.ranks
         self.offsets, self.num_events = log.offsets, len(log)
 
-        # [users] the row after each user's last training interaction, since a user's training
-        # interactions stand before all others of the user
+        # [users] row after each user's last training interaction; a user's training interactions
+        # stand before the held-out ones
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
 
-        # An object for each field of interactions or items, whose ``find_top`` finds the relations
-        # of a batch by this field; and one table that says how strongly users are related, the mean
-        # over all their fields, or None without such fields.
+        # For each field of interactions or items an object whose ``find_top`` finds the relations
+        # of a batch by it. For all fields of users together one table that says how strongly users
+        # are related, or None without such fields.
         of_users = [relation for relation in relations if relation.is_of_users]
         others = [relation for relation in relations if not relation.is_of_users]
         self.by_attribute = [self._build_relation(relation, dataset) for relation in others]
@@ -320,23 +320,25 @@ class RelationLookup:
             times: [m] float64 seconds of the interactions, or None if no relation reads them.
 
         Returns:
-            The copy; only the new rows take memory (``ExtendedColumn``).
+            The copy. Its columns users, items, times, ranks and is_trained have the new rows, too;
+            ``offsets`` and ``train_end``, which have an entry for each user, are not extended.
         """
-        times = np.zeros(len(items)) if times is None else times
-        # histories of 2 and 3 interactions: ranks 0, 1, 0, 1, 2 and users u, u, u + 1, u + 1, u + 1
-        ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
+        # Users and ranks (how many interactions of the user are older) of the new rows. Histories
+        # of 2 and 3 interactions have the users u, u, u + 1, u + 1, u + 1 and the ranks 0, 1, 0, 1,
+        # 2: ``gather_index`` lists as many numbers as each length, from 0 on.
         num_users = len(self.offsets) - 1  # u
         users = num_users + np.repeat(np.arange(len(lengths)), lengths)
-
-        is_trained = np.zeros(len(items), dtype=bool)
+        ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
+        times = np.zeros(len(items)) if times is None else times
         new_columns = {"items": items, "users": users, "times": times, "ranks": ranks}
-        new_columns["is_trained"] = is_trained
+        new_columns["is_trained"] = np.zeros(len(items), dtype=bool)
 
+        # An ``ExtendedColumn`` is indexed like an array [n + m]: it reads rows below n from the
+        # column of the log, which is not copied, and the others from the new column.
         extended = copy.copy(self)
-        # each column of the log, an attribute, is replaced by one that has the new rows, too
-        for name, column in new_columns.items():
+        for name, new_column in new_columns.items():
             log_column = getattr(self, name)
-            setattr(extended, name, ExtendedColumn(log_column, column))
+            setattr(extended, name, ExtendedColumn(log_column, new_column))
         return extended
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
@@ -358,12 +360,11 @@ class RelationLookup:
         Args:
             events: [m] int64 rows of the interactions in the log, window after window.
             lengths: [b] int64 number of interactions of each window.
-            is_source: [m] bool, whether interactions of other users may read this one. Where
-                windows overlap, each interaction should be a source in one of them.
+            is_source: [m] bool, whether interactions of other users may read this one.
             linked: whether windows of a user that follow each other form one sequence.
 
         Returns:
-            The windows. No predictions are made from them (``is_predicted`` is False).
+            The windows. ``is_predicted`` is False for all, as it is about evaluation only.
         """
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
@@ -388,8 +389,8 @@ class RelationLookup:
         Args:
             start, end: [histories] a history is the rows ``start`` to ``end - 1`` of the dataset's
                 interactions, at least one.
-            is_bank: whether the histories are only there for other users to read; if not, other
-                users do not read them, and predictions are made from them.
+            is_bank: True for the bank, histories that only serve other users, who read them. False
+                for histories after which items are predicted; other users do not read these.
 
         Returns:
             The windows of all histories, one after the other.
@@ -403,20 +404,18 @@ class RelationLookup:
         oldest_window = np.cumsum(num_windows) - num_windows
         lengths[oldest_window] = sizes - (num_windows - 1) * self.max_length
 
+        # the rows from ``start`` on, as many as ``sizes`` says: 7, 8, 2, 3, 4 for 7, 2 and 2, 3
         events = gather_index(start, sizes)
-        is_source = np.full(len(events), is_bank)
-        is_predicted = np.full(len(lengths), not is_bank)
+        is_source = np.full(len(events), is_bank)  # whether other users may read an interaction
+        is_predicted = np.full(len(lengths), not is_bank)  # whether items are predicted after it
         return PackedSequences(events, lengths, sequence, is_source, is_predicted)
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
         """Return the bank: the newest training interactions of some users, for others to read.
 
-        Predictions for other users add the states of the bank to theirs. Of each user the bank has
-        the newest L training interactions, or all if there are fewer.
-
-        In training a batch has fewer users, but their whole histories. An early interaction of a
-        long history therefore finds fewer others to read in the bank than it found in training. A
-        bank of whole histories had twice as many interactions and no better metrics on ml-100k.
+        When items are predicted for a user, the states of interactions of the bank are added to the
+        states of the user's own interactions, as those of other users in the batch are in training.
+        Of each user the bank has the newest L training interactions, or all if there are fewer.
 
         Args:
             users: [n] int64 ids; a user without training interactions is left out.
@@ -435,40 +434,41 @@ class RelationLookup:
 
         To read an interaction is to add its state to one's own. An interaction reads the older ones
         of its own sequence (windows of one user that follow each other), and those of other users
-        that arrive before it. Arrival times are real times if ``self.cross_sequence`` is
-        time_respecting; otherwise they are made up, so that the k-th interaction of a user arrives
-        at about time k.
+        that arrive before it. Interactions arrive at their real times if ``self.cross_sequence`` is
+        time_respecting. Otherwise times are made up: the k-th interaction of a user arrives at
+        about time k. In both cases a user's interactions arrive from the oldest to the newest, so
+        whatever one reads, also by way of others, is not later than itself: no future of its user.
 
         Args:
             rows: the windows of the batch: for each of its m interactions the row in the dataset's
-                log (``events``), and for each window its length, its sequence and whether
-                predictions are made from it (``is_predicted``).
+                log (``events``) and whether other users may read it (``is_source``); and for each
+                window its length, the number of its sequence, and whether predictions are made from
+                it (``is_predicted``).
             rng: generator of the random arrival times.
 
         Returns:
             Arrays [m]: each interaction's user, sequence, place in the order of arrival
             (``arrival``) and place in its window (``column``), and whether other users may read it.
         """
-        events = rows.events
         # the window of each interaction, and its place there: for windows of 2 and 3 interactions
         # 0, 0, 1, 1, 1 and 0, 1, 0, 1, 2
         window = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         column = gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths)
 
         if self.cross_sequence == "time_respecting":
-            arrival_time = self.times[events]
+            arrival_time = self.times[rows.events]
         else:
             # Random times about k. Where predictions are made the time is k itself, so that they do
             # not depend on chance. The k-th interaction of a user has the rank k - 1.
-            arrival_time = self.ranks[events] + 1.0
+            arrival_time = self.ranks[rows.events] + 1.0
             is_random = ~rows.is_predicted[window]
-            arrival_time[is_random] = self._sample_arrival_times(events[is_random], rng)
+            arrival_time[is_random] = self._sample_arrival_times(rows.events[is_random], rng)
 
         # the place in the order, the same for equal times: 3.5, 1.0, 3.5 become 1, 0, 1
         _, arrival = np.unique(arrival_time, return_inverse=True)
         # a training interaction may be read by other users, a held-out one never
-        is_source = rows.is_source & self.is_trained[events]
-        user, sequence = self.users[events], rows.sequence[window]
+        is_source = rows.is_source & self.is_trained[rows.events]
+        user, sequence = self.users[rows.events], rows.sequence[window]
         return EventOrder(user, sequence, arrival.reshape(-1), is_source, column)
 
     def _sample_arrival_times(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -507,31 +507,29 @@ class RelationLookup:
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Find the ``top_k`` strongest relations of every interaction, by each attribute.
 
-        Two interactions are related if they are alike in an attribute of their items, of themselves
-        (such as their times) or of their users. Relations by each attribute of items or
-        interactions are one result each; by attributes of users there is one result for all. An
-        interaction is related only to those that it may read (see :meth:`make_order`).
+        An interaction is related to those that it may read and that are similar in an attribute of
+        their items, of themselves (such as their times) or of their users.
 
         Args:
-            rows: the windows of the batch.
-            order: which interactions each one may read.
+            rows: the m interactions of the batch, by their rows in the dataset's log
+                (``rows.events``).
+            order: which interactions each one may read, and the user of each.
 
         Returns:
             A list with the relations by each attribute of items or interactions; and the relations
-            by users, None if the option ``relations`` has no attribute of users.
+            by all attributes of users together, None if there are no such attributes.
         """
         # ``by_attribute`` has an object for each attribute of items or interactions
         edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
         if self.user_table is None:  # no attributes of users
             return edges, None
 
-        # Users with the same attributes are one class; the table says how strongly two classes are
-        # related. Class 0 is for a user without attributes, and for one from outside the dataset,
-        # whose number is past the last one of ``class_of`` [users].
+        # ``user_table`` says how strongly two classes of users are related; users with the same
+        # attributes are of one class. Class 0 is for users without attributes, and for those from
+        # outside the dataset, whose numbers are past the last one of ``class_of`` [users].
         classes = take_or_fill(self.user_table.class_of, order.user, 0)
-        # With ``same_column`` the third interaction of a window is related to the third ones of
-        # other users' windows only, as in the paper. ``across_users`` is False if the option
-        # ``cross_sequence`` is none: other users are not read.
+        # As in the paper, the n-th interaction of a window is related by users only to the n-th
+        # ones of other windows (``same_column``).
         user_edges = top_relations(
             self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
@@ -547,16 +545,17 @@ class RelationLookup:
         """Compute the relations among the m interactions of a batch as sparse matrices.
 
         Args:
-            rows: the windows of the batch.
-            rng: generator of random arrival times, see :meth:`make_order`.
+            rows: the windows of the batch, one after the other.
+            rng: generator of random numbers, by which interactions without real times are ordered.
             device, dtype: of the matrices.
 
         Returns:
-            ``heads``, a matrix [M m, m]: below each other the normalised relations [m, m] by each
-            of M attributes of items and interactions; ``users``, a matrix [m, m]: the normalised
-            relations by users; and the number of relations in ``heads``. A matrix is None if no
-            such attribute is declared.
+            ``heads``: a matrix [M m, m] for M attributes of items and interactions; its first m
+            rows are the normalised relations by the first attribute, the next m by the second, etc.
+            ``users``: a matrix [m, m], the normalised relations by attributes of users. Both are
+            None without such attributes. ``edges``: how many relations ``heads`` has.
         """
+        # ``order`` says which interactions each one may read; relations are edges between them
         order = self.make_order(rows, rng)
         edges_by_attribute, user_edges = self.find(rows, order)
         m = len(order)
@@ -573,21 +572,23 @@ class RelationLookup:
         return BatchRelations(heads, users, num_edges)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
-        """Add the relation of every interaction to itself to those by users (AttrFormer, 3.1.3).
+        """Add the relation of every interaction to itself to relations by attributes of users.
 
         A relation is an edge: the state of its source is added to that of its reader, times its
-        value. Here both are the same interaction. The value is the relation of the user to itself,
-        or ``default_self_relation`` where the user has no attribute.
+        value. Here both are the same interaction. The value says how strongly its user is related
+        to itself; for a user without attributes it is the constant ``default_self_relation``
+        (AttrFormer, section 3.1.3).
 
         Args:
-            edges: relations by users between different interactions.
+            edges: relations by attributes of users between different interactions.
             order: the m interactions of the batch, for their users.
 
         Returns:
             These relations and m more.
         """
-        assert self.user_table is not None
-        # the table has 0 for a user without attributes, and none for one from outside the dataset
+        assert self.user_table is not None  # how strongly users are related
+        # ``self_relation`` [users] is 0 for a user without attributes; for users from outside the
+        # dataset, who are numbered past its end, ``take_or_fill`` gives 0, too
         value = take_or_fill(self.user_table.self_relation, order.user, 0)
         has_no_attribute = value == 0
         value[has_no_attribute] = self.default_self_relation

@@ -10,9 +10,9 @@ Words of this file, where m interactions of a batch are numbered from 0:
 - The *arrival* of an interaction is its place in an order of all interactions of the batch.
 
 Who may read whom is said by :class:`EventOrder`. To find the interactions of a class that a reader
-may read, interactions are sorted by class and, within a class, by arrival: then they are a *run*, a
-stretch of neighbours, whose ends are found by bisection. A reader searches the classes that it is
-most strongly related to, mostly few, so the cost does not grow with the square of the batch.
+may read, interactions are sorted by class and, within a class, by arrival: then they are neighbours
+in a *range*, whose ends are found by bisection. A reader searches the classes that it is most
+strongly related to, mostly few, so the cost does not grow with the square of the batch.
 """
 
 from __future__ import annotations
@@ -166,26 +166,27 @@ class _SortedInteractions:
     def find_range(
         self, leading: Sequence[np.ndarray], start: np.ndarray | int, stop: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Find interactions by the numbers that they are sorted by, in k searches at once.
+        """Find which of the sorted interactions match, for k searches at once.
 
-        If interactions are sorted by class and arrival, a search finds those of one class that
-        arrive from ``start`` to ``stop - 1``. They are neighbours in ``events``, the sorted
-        interactions, so two bisections find where they begin and end.
+        For example, interactions are sorted by class and then by arrival. One search is for class 3
+        and arrivals from ``start`` 0 to ``stop`` 7, 7 excluded. The interactions that match are
+        neighbours, so two bisections find where they begin and end.
 
         Args:
-            leading: all numbers but the last one, [k] int64 each, here the class of each search.
-            start, stop: [k] int64 range of the last number, without ``stop``; ``start`` may be one
-                number for all.
+            leading: the value that each search has for every number but the last one, such as the
+                class: [k] int64 for each number.
+            start, stop: [k] int64 range of the last number, such as the arrival, without ``stop``;
+                ``start`` may be one value for all searches.
 
         Returns:
-            [k] int64 index in ``events`` after the last interaction found; and [k] int64 how many
-            are found.
+            [k] int64 begin and [k] int64 end: search i finds ``self.events[begin[i] : end[i]]``.
         """
-        # the range in keys: one number of each interaction, packed from all that it is sorted by
+        # ``keys`` has the numbers of each sorted interaction as one: if there are 10 arrivals,
+        # class 3 and arrival 7 have the key 37. ``sizes`` says how many values each number may have
         first_key = np.ravel_multi_index((*leading, start), self.sizes)
         end_key = np.ravel_multi_index((*leading, stop), self.sizes)
         begin, end = np.searchsorted(self.keys, (first_key, end_key), "left")
-        return end, end - begin
+        return begin, end
 
 
 def top_relations(
@@ -232,7 +233,7 @@ def top_relations(
     column = order.column if same_column else np.zeros(m, dtype=np.int64)
     class_and_column = own_class * (int(column.max(initial=0)) + 1) + column  # as one number
     num_parts = np.unique(class_and_column[classified]).size
-    readable = _ReadableRuns(own_class, column, classified, order, across_users)
+    readable = _ReadableInteractions(own_class, column, classified, order, across_users)
 
     # In the first round a reader searches so many classes that they have about 2 k interactions, of
     # which half stand before it: that is mostly enough. ``FIRST_CLASSES`` limits their number.
@@ -253,16 +254,15 @@ def top_relations(
         value = strength[pair]
 
         # which interactions of these classes the reader may read, and how many of them it takes
-        own, shared = readable.find(related[pair], reader)
-        own_count, shared_count = _allocate(
-            own.num_readable, shared.num_readable, reader, remaining
-        )
+        own, shared, num_own_user = readable.find(related[pair], reader)
+        num_others = shared.size - num_own_user
+        own_count, shared_count = _allocate(own.size, num_others, reader, remaining)
 
         # those of its own sequence, then those of other users
-        run, source = own.take_newest(own_count)
-        parts.append((reader[run], source, value[run]))
-        run, source = _take_other_users(shared, shared_count, order.user, reader)
-        parts.append((reader[run], source, value[run]))
+        index, source = own.take_newest(own_count)
+        parts.append((reader[index], source, value[index]))
+        index, source = _take_other_users(shared, shared_count, num_own_user, order.user, reader)
+        parts.append((reader[index], source, value[index]))
 
         # readers that lack relations and have classes left go on, with more classes at a time
         np.subtract.at(remaining, reader, own_count + shared_count)
@@ -273,44 +273,46 @@ def top_relations(
 
 
 @dataclass(frozen=True)
-class _Runs:
-    """A run for each of n pairs of a reader and a class: interactions of the class before it.
+class _Ranges:
+    """A range of sorted interactions for each of n pairs of a reader and a class.
 
     Attributes:
-        events: interactions of a batch, sorted, among which a run is a stretch of neighbours, the
-            newest at its end.
-        end: [n] int64 the index in ``events`` after the last interaction of a run.
-        size: [n] int64 how many interactions a run has.
-        num_readable: [n] int64 how many of them the reader may read.
+        events: interactions of a batch, sorted, the newest of each class last.
+        begin, end: [n] int64 range i is ``events[begin[i] : end[i]]``.
     """
 
     events: np.ndarray
+    begin: np.ndarray
     end: np.ndarray
-    size: np.ndarray
-    num_readable: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        """[n] int64 how many interactions each range has."""
+        return self.end - self.begin
 
     def take_newest(self, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """List the newest interactions of each run, the newest first.
+        """List the newest interactions of each range, the newest first.
 
-        A run is a stretch of the sorted interactions ``events``, the newest at its end: it ends
-        before index ``end``. If ``events`` is 7, 2, 9, 4, a run with ``end`` 3 has 9 as its newest
-        interaction; with a count of 2 it gives 9 and 2.
+        Range i is ``events[begin[i] : end[i]]``, with the newest interaction at its end. If
+        ``events`` is 7, 2, 9, 4, the range from 0 to 3 has the interactions 7, 2, 9; with a count
+        of 2 it gives 9 and 2.
 
         Args:
-            count: [n] int64 how many interactions to list of each of the n runs.
+            count: [n] int64 how many interactions to list of each of the n ranges.
 
         Returns:
-            [sum of ``count``] int64 the number of the run; and [sum of ``count``] int64 the
+            [sum of ``count``] int64 the index of the range; and [sum of ``count``] int64 the
             interaction.
         """
-        # for counts 2 and 3: runs 0, 0, 1, 1, 1 and places from the end 0, 1, 0, 1, 2
-        run = np.repeat(np.arange(len(count)), count)
+        # For counts 2 and 3: the indices 0, 0, 1, 1, 1 of ranges, and the places 0, 1, 0, 1, 2 from
+        # the end of a range. ``gather_index`` lists as many numbers as the count, here from 0 on.
+        index = np.repeat(np.arange(len(count)), count)
         place_from_end = gather_index(np.zeros_like(count), count)
-        return run, self.events[self.end[run] - 1 - place_from_end]
+        return index, self.events[self.end[index] - 1 - place_from_end]
 
 
-class _ReadableRuns:
-    """Finds the interactions of a class that a reader may read, as runs of sorted interactions."""
+class _ReadableInteractions:
+    """Finds interactions of a class that a reader may read, as ranges of sorted interactions."""
 
     def __init__(
         self,
@@ -320,68 +322,71 @@ class _ReadableRuns:
         order: EventOrder,
         across_users: bool,
     ) -> None:
-        """Sort the m interactions of a batch, so that ``find`` finds those to read by bisection.
+        """Sort the interactions of a batch, so that ``find`` finds by bisection those to read.
 
-        A class is all interactions with the same value of a field, such as a brand. The reader is
-        the interaction that reads others; it searches one class and one column at a time. So all
-        are sorted by class and column first, and then so that what a reader may read are
-        neighbours.
+        To find those of class 1 that arrive before 3, for example, interactions are sorted by class
+        and then by arrival: the ones to find are neighbours. This is done for three searches.
 
         Args:
-            own_class: [m] int64 class of each interaction.
-            column: [m] int64 a second number of each, such as its place in its window; a reader
-                reads only interactions with the same one.
-            classified: int64 the interactions that have a class, ascending.
+            own_class: [m] int64 class of each of the m interactions, such as the brand of its item.
+            column: [m] int64 place of each interaction in its window, if an interaction reads only
+                those at the same place; else 0 for all.
+            classified: int64 numbers of the interactions that have a class, ascending.
             order: user, sequence and arrival of each interaction. A sequence is interactions of one
-                user with numbers in a row, the oldest first. The arrival is the place in an order
-                of the whole batch: of other users a reader reads what arrives before it.
+                user with consecutive numbers, the oldest first. The arrival is the place in an
+                order of the whole batch: of other users an interaction reads what arrives before.
             across_users: whether interactions of other users are read at all.
         """
         self.order, self.column = order, column
-        # [m] the first interaction of the sequence that each interaction belongs to
+        # [m] number of the first interaction in the sequence of each interaction
         self.first = np.searchsorted(order.sequence, order.sequence, "left")
 
-        # sorted by their number in the batch, the earlier ones of a reader's sequence are
-        # neighbours: those from ``first`` on, up to the reader
+        # search 1, own sequence: those of a class whose numbers are from ``first`` to the reader's
         number = np.arange(len(order))
         self.by_number = _SortedInteractions(classified, own_class, column, number)
 
-        # sorted by arrival, all that arrive before a reader are neighbours; sorted by user and
-        # arrival, those of them that are of the reader's own user
+        # search 2, all users: those of a class that arrive before the reader; and search 3, which
+        # of them are of the reader's own user, and so are not read by arrival
         shared = classified[order.is_source[classified]] if across_users else classified[:0]
         self.by_arrival = _SortedInteractions(shared, own_class, column, order.arrival)
         self.by_user = _SortedInteractions(shared, own_class, column, order.user, order.arrival)
 
-    def find(self, source_class: np.ndarray, reader: np.ndarray) -> tuple[_Runs, _Runs]:
-        """Find the interactions of a class that a reader may read, for n pairs of class and reader.
+    def find(
+        self, source_class: np.ndarray, reader: np.ndarray
+    ) -> tuple[_Ranges, _Ranges, np.ndarray]:
+        """Find the interactions of a class, such as a brand, that an interaction may read.
 
-        A reader is the interaction that reads others. It reads those of its own column only, a
-        second number beside the class. What it finds are two runs, stretches of neighbours among
-        the sorted interactions of the batch.
+        That is done for n pairs of a class and a reader, the interaction that reads others. For
+        example, the interactions 0, 1, 2, 3 of one class are of ann, ann, bob, bob and arrive in
+        the order 0, 2, 1, 3. Then interaction 3, of bob, may read 2, which is older in its own
+        sequence, and of ann 0 and 1, which arrive before it.
 
         Args:
             source_class: [n] int64 class to search.
-            reader: [n] int64 interaction that reads.
+            reader: [n] int64 number of the interaction that reads.
 
         Returns:
-            Two :class:`_Runs` with a run for each pair: the earlier interactions of the reader's
-            own sequence; and the interactions of all users that arrive before the reader. In the
-            second run those of the reader's own user are not readable, and only counted: of its
-            user it reads its own sequence only.
+            Three results for each pair. The range of older interactions in the reader's own
+            sequence (in the example 2). The range of all that arrive before the reader, in the
+            order of arrival (0, 2, 1). And [n] int64 how many of these are of the reader's own user
+            (1), and are to be left out: of its own user it reads its own sequence only.
         """
-        # ``find_range`` finds those of a class and column whose next number lies in a range, and
-        # returns where they end and how many there are
+        # Those found have the class that is searched and the column of the reader. ``column`` [m]
+        # is the place in a window, if only such at the same place are related, else always 0.
         group = source_class, self.column[reader]
 
-        # by number in the batch: from the first of the sequence up to the reader
-        end, size = self.by_number.find_range(group, self.first[reader], reader)
-        own = _Runs(self.by_number.events, end, size, num_readable=size)
+        # sorted by class, column and number: from the first of the reader's sequence to the reader
+        begin, end = self.by_number.find_range(group, self.first[reader], reader)
+        own = _Ranges(self.by_number.events, begin, end)
 
-        # by arrival: before the reader; of these the interactions of the reader's user are counted
+        # sorted by class, column and arrival: those before the reader
         user, arrival = self.order.user[reader], self.order.arrival[reader]
-        end, size = self.by_arrival.find_range(group, 0, arrival)
-        _, num_own_user = self.by_user.find_range((*group, user), 0, arrival)
-        return own, _Runs(self.by_arrival.events, end, size, num_readable=size - num_own_user)
+        begin, end = self.by_arrival.find_range(group, 0, arrival)
+        shared = _Ranges(self.by_arrival.events, begin, end)
+
+        # sorted by class, column, user and arrival: those of the reader's user before the reader
+        begin, end = self.by_user.find_range((*group, user), 0, arrival)
+        return own, shared, end - begin
 
 
 def _allocate(
@@ -404,50 +409,53 @@ def _allocate(
     Returns:
         [n] int64 how many it takes of its own user, and [n] int64 how many of others.
     """
-    # what a reader's classes before this one offer: the sum over all pairs before this pair, less
-    # the sum before the reader's first pair (in the example 0 and 3)
+    # What all pairs before this one offer, less what those before the reader's first pair offer,
+    # is what the reader's classes before this one offer. In the example they offer 0 and 3.
     num_offered = num_own + num_shared
-    offered_before = np.cumsum(num_offered) - num_offered
+    offered_by_all = np.cumsum(num_offered) - num_offered
     first_pair = np.searchsorted(reader, reader, "left")
-    offered_before -= offered_before[first_pair]
+    offered_before = offered_by_all - offered_by_all[first_pair]
 
-    num_lacking = remaining[reader] - offered_before  # 4 and 1; negative where nothing is lacking
+    # What is lacking when the reader comes to the class: 4 and 1, and below 0 if it has enough. It
+    # is taken of the own user, min(4, 1) = 1 and min(1, 2) = 1. Then 3 and -1 are lacking; of other
+    # users it takes min(3, 2) = 2 and, for a number below 0, none.
+    num_lacking = remaining[reader] - offered_before
     own_count = np.clip(num_lacking, 0, num_own)
     shared_count = np.clip(num_lacking - num_own, 0, num_shared)
     return own_count, shared_count
 
 
 def _take_other_users(
-    shared: _Runs, count: np.ndarray, user: np.ndarray, reader: np.ndarray
+    shared: _Ranges, count: np.ndarray, num_own: np.ndarray, user: np.ndarray, reader: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """List the newest interactions of each run that are not of the reader's own user.
+    """List the newest interactions of each range that are not of the reader's own user.
 
-    A run is a list of interactions, oldest first, for one reader to read. It has ``shared.size``
-    interactions. All but ``shared.num_readable`` of them are of the reader's own user, and are left
-    out here. Where in the run they are is not known.
+    A range is a list of interactions for one reader, another interaction, to read. For example, it
+    has interactions of eve, ann, bob, ann, bob, the newest last; the reader is of bob, and 2 are to
+    be taken. Of the newest 2 + 2 interactions at most 2 are of bob, who has 2 in all. So the newest
+    4 are inspected, and the newest 2 of ann and eve among them are taken.
 
     Args:
-        shared: n runs of interactions that arrive before their reader.
-        count: [n] int64 how many to list of each run, at most ``shared.num_readable``.
+        shared: n ranges of interactions.
+        count: [n] int64 how many to list of each range. It has so many of other users.
+        num_own: [n] int64 how many of each range are of the reader's own user.
         user: [m] int64 user of each interaction of the batch.
-        reader: [n] int64 the reader of each run.
+        reader: [n] int64 the reader of each range.
 
     Returns:
-        [sum of ``count``] int64 the number of the run; and [sum of ``count``] int64 the
+        [sum of ``count``] int64 the index of the range; and [sum of ``count``] int64 the
         interaction.
     """
-    # The newest ``count + num_own_user`` of a run, or all, have ``count`` others at least: there
-    # are no more than ``num_own_user`` to leave out.
-    num_own_user = shared.size - shared.num_readable
-    num_inspected = np.where(count > 0, np.minimum(count + num_own_user, shared.size), 0)
-    run, event = shared.take_newest(num_inspected)
-    is_other = user[event] != user[reader[run]]
-    run, event = run[is_other], event[is_other]
+    # ``take_newest`` lists range by range, and of each range the newest first
+    num_inspected = np.where(count > 0, np.minimum(count + num_own, shared.size), 0)
+    index, event = shared.take_newest(num_inspected)
+    is_other = user[event] != user[reader[index]]
+    index, event = index[is_other], event[is_other]
 
-    # of what is left the first ones of each run: runs 4, 4, 4, 6 have the places 0, 1, 2, 0
-    place_in_run = np.arange(len(run)) - np.searchsorted(run, run, "left")
-    is_taken = place_in_run < count[run]
-    return run[is_taken], event[is_taken]
+    # of what is left the first ones of each range: ranges 4, 4, 4, 6 have the places 0, 1, 2, 0
+    place_in_range = np.arange(len(index)) - np.searchsorted(index, index, "left")
+    is_taken = place_in_range < count[index]
+    return index[is_taken], event[is_taken]
 
 
 def _restrict_table(
@@ -515,7 +523,7 @@ def top_differences(
     max_back: int,
     is_rising: bool,
 ) -> Edges:
-    """Relate every interaction to the k older ones of its sequence with the nearest numbers.
+    """Relate every interaction to the k older ones of its sequence with the most similar numbers.
 
     The relation of interactions i and j is exp(-|z_i - z_j| / r_norm), averaged over the values of
     r_norm (AttrFormer, Liu et al., KDD 2025, equation 10). Weaker ones than ``WEAKEST`` are left
@@ -534,30 +542,31 @@ def top_differences(
         Pairs of reader (the later interaction) and source (the older one) with their relation,
         sorted by reader.
     """
-    # How far back each reader is compared: 1, 2, ... interactions. If numbers never fall, the k
-    # interactions before a reader have the nearest numbers, and no others need be compared.
+    # Each interaction is compared with those 1, 2, ... back. If numbers never fall, the k just
+    # before it have the most similar numbers, so that no others need be compared.
     longest = np.bincount(sequence).max(initial=1)
-    num_back = min(max_back, longest - 1, k if is_rising else max_back)
-    back = np.arange(1, num_back + 1)
+    back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
+    # how many older ones each has in its sequence: 0, 1, 0, 1, 2 for the sequences 0, 0, 1, 1, 1
+    num_older = np.arange(len(values)) - np.searchsorted(sequence, sequence, "left")
 
     # blocks of readers with ``PAIRS_AT_ONCE`` pairs each, which bounds the memory
     block_size = max(1, PAIRS_AT_ONCE // max(len(back), 1))
     parts = list[tuple[np.ndarray, ...]]()
     for start in range(0, len(values), block_size):
-        # all pairs [readers, back]: row i is the reader start + i, column c is c + 1 back
+        # matrices [readers, back]; the relation is 0 where a source is not of the sequence
         reader = np.arange(start, min(start + block_size, len(values)))[:, None]
-        source = np.maximum(reader - back, 0)  # the batch begins at 0, so ``back <= reader``, too
-        is_in_sequence = (back <= reader) & (sequence[source] == sequence[reader])
+        source = reader - back
         # ``similarity`` is the mean of exp(-difference / scale); comparing NaN gives no warning
         with np.errstate(invalid="ignore"):
             relation = similarity(values[reader] - values[source], scales)
-            is_kept = is_in_sequence & (relation >= WEAKEST)  # not where NaN
+            is_kept = (back <= num_older[reader]) & (relation >= WEAKEST)  # not where NaN
         relation[~is_kept] = 0
 
         # of each row the k strongest; of equal ones the nearest, which has the smaller column
         strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]
-        relation = np.take_along_axis(relation, strongest, 1)
-        source = np.take_along_axis(source, strongest, 1)
-        row, place = np.nonzero(relation)
-        parts.append((start + row, source[row, place], relation[row, place]))
+        relation = np.take_along_axis(relation, strongest, axis=1)
+        source = np.take_along_axis(source, strongest, axis=1)
+        is_related = relation > 0
+        row, _ = np.nonzero(is_related)
+        parts.append((start + row, source[is_related], relation[is_related]))
     return Edges.from_parts(parts)

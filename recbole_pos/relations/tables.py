@@ -103,9 +103,6 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
             of the keys ``KEYS``, of which only ``field`` must be there.
         dataset: says which fields exist, and of which type.
 
-    Returns:
-        The relation.
-
     Raises:
         UsageError: if a key, field, scope, condition (``within``) or scale is not possible.
     """
@@ -120,8 +117,9 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     location = f"relations: {field}"  # where an error is, for messages
     origin, kind = _find_origin(field, dataset)
 
-    # The scopes that are possible, the default first. Users are related across sequences, numbers
-    # of interactions (such as their times) only within one.
+    # Which interactions are related: those of one user only (``sequence``), or those of different
+    # users, too (``batch``). The possible scopes of the field, the default first; ``origin`` is the
+    # file that has it, or POSITION or TIME. Numbers such as times are compared for one user only.
     if origin == "user":
         scopes: tuple[str, ...] = ("batch",)
     elif origin == "item":
@@ -179,15 +177,16 @@ def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
 
 
 def _read_within(within: Any, origin: str, dataset: Dataset, location: str) -> str | None:
-    """Check the key ``within`` of an entry: a second field, of which both sides must share a token.
+    """Check the key ``within`` of an entry of the option ``relations``, a second field.
 
-    With ``{field: price, within: category}`` the prices of two items are compared only if the items
-    have a category in common.
+    The entry ``{field: price, within: category}`` relates two items by their prices, but only if
+    they have a category in common.
 
     Args:
-        within: the value of the key, the name of a field; None if it is not given.
-        origin: where the values of the first field are. Only fields of items or users can have a
-            second one, which must be in the same file.
+        within: the value of the key, the name of the second field; None if it is not given.
+        origin: the file that has the first field (item, user or inter), or ``POSITION`` or
+            ``TIME``. Only fields of items or users can have a second one, which must be in the same
+            file and hold tokens (names), one or several for each item or user.
         dataset: says which fields exist, and of which type.
         location: the entry, with which messages begin.
 
@@ -195,13 +194,13 @@ def _read_within(within: Any, origin: str, dataset: Dataset, location: str) -> s
         ``within``.
 
     Raises:
-        UsageError: if it is not the name of such a field.
+        UsageError: if it is not the name of such a field, or the field is always empty.
     """
     if within is None:
         return None
     prefix = f"{location}: within: "
     within_origin = map_fields_to_tables(dataset).get(within)
-    if within_origin is None:
+    if within_origin is None:  # no such field, or one that the options of the data leave out
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
     kind = dataset.kinds[within]
     is_possible = origin in ("item", "user") and kind in ("token", "token_seq")
@@ -210,7 +209,7 @@ def _read_within(within: Any, origin: str, dataset: Dataset, location: str) -> s
             f"{prefix}expected a token or token_seq field of the same table, item or user; "
             f"{shown(within)} is a {kind} field of {within_origin}, and the relation is of {origin}"
         )
-    require_values(within, dataset, prefix)
+    require_values(within, dataset, prefix)  # an error if the field is always empty
     return within
 
 
@@ -283,9 +282,6 @@ class RelationTable:
         Args:
             class_of: [entities] int64 class of each item, user or interaction, 0 for none.
             matrix: [classes, classes] symmetric relations; those below ``WEAKEST`` are left out.
-
-        Returns:
-            The table.
         """
         self_relation = matrix.diagonal()
         matrix = matrix.tocoo()  # three arrays: row, column and value of each entry
@@ -341,13 +337,14 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 
 
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return how many tokens each two classes of a field share (AttrFormer, equation 10).
+    """Return how many tokens each two sets of tokens share (AttrFormer, equation 10).
 
-    A class is one set of tokens, such as the categories of an item.
+    For example, of the sets {book}, {book, art} and {art}, called classes, the first and the second
+    share one token, the second and itself two, the first and the third none.
 
     Args:
         hot: [classes, tokens] sparse, 1 where a class has a token.
-        name: field, for the message.
+        name: name of the field, for the message.
 
     Returns:
         Sparse matrix [classes, classes].
@@ -421,18 +418,19 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     Raises:
         UsageError: if there are too many pairs.
     """
-    # which of the sorted numbers are within reach of each: a stretch, from ``first`` on, of
-    # ``sizes`` numbers
+    # Numbers are sorted, so those within reach of number i are neighbours: with a reach of 2, the
+    # numbers 3, 4, 9 have ``first`` 0, 0, 2 and ``sizes`` 2, 2, 1.
     numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)  # the difference at which exp(...) is ``WEAKEST``
     first = np.searchsorted(numbers, numbers - reach, "left")
     sizes = np.searchsorted(numbers, numbers + reach, "right") - first
     _require_few_pairs(float(sizes.sum()), name)
 
-    # the pairs of each number with those within reach; class 0 is that of a missing number
+    # The pairs of each number with those within reach, in the example 0, 0, 1, 1, 2 with 0, 1, 0,
+    # 1, 2: ``gather_index`` lists ``sizes`` indices from ``first`` on. Number i is class i + 1.
     row = np.repeat(np.arange(len(numbers)), sizes) + 1
     col = gather_index(first, sizes) + 1
-    data = similarity(values[row] - values[col], scales)
+    data = similarity(values[row] - values[col], scales)  # the mean of exp(...) over scales
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
 
 
@@ -496,9 +494,11 @@ def _require_few_pairs(pairs: float, name: str) -> None:
 def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> RelationTable | None:
     """Return how strongly users are related: the mean over their attributes, such as age.
 
-    That is R^U (AttrFormer, Liu et al., KDD 2025, section 3.1.3). By a missing attribute users are
-    related with 0. Users that agree in all attributes have the same relations, so the table has one
-    class for all of them: a combination of attributes, such as female and 30.
+    That is R^U (AttrFormer, Liu et al., KDD 2025, section 3.1.3). For example, of the users (f,
+    30), (f, 31), (m, 30) the first two are related by gender with 1 and by age with exp(-1) = 0.37,
+    so 0.68 on average; the first and the third with 0 and 1, so 0.5. A missing attribute counts 0.
+    Users that agree in all attributes, a *combination*, have the same relations to others, so the
+    table relates combinations.
 
     Args:
         relations: the entries of the option ``relations`` that are of users, such as gender, age.
@@ -509,37 +509,38 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
     """
     if not relations:
         return None
-    # By each attribute users have classes, such as ages. For each attribute: the class of every
-    # user [users], and the relation of every two classes, a sparse matrix [classes, classes].
-    class_of_users, matrices = zip(*(relate_classes(x, dataset) for x in relations), strict=True)
-    # the number of every user's combination [users], and the classes that each combination is made
-    # of [combinations, attributes]
-    combination_of, combinations = join_classes(class_of_users)
+    # for each attribute: the number of every user's value [users], 1, 1, 2 for gender in the
+    # example; and how strongly every two values are related, a sparse matrix [values, values]
+    value_of_users, matrices = zip(*(relate_classes(x, dataset) for x in relations), strict=True)
+    # the number of every user's combination [users]; and the values that each one is made of
+    # [combinations, attributes], in the example (1, 1), (1, 2), (2, 1)
+    combination_of, combinations = join_classes(value_of_users)
 
-    # the sum over attributes of the relation of two combinations by this attribute, which is that
-    # of their classes; ``spread_matrix`` makes [combinations, combinations] from [classes, classes]
+    # the sum over attributes; ``spread_matrix`` makes of the relations of values those of
+    # combinations, which have such values
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(combinations), len(combinations)))
-    for classes, matrix in zip(combinations.T, matrices, strict=True):
-        total = total + spread_matrix(classes, matrix, name)
+    for values, matrix in zip(combinations.T, matrices, strict=True):
+        total = total + spread_matrix(values, matrix, name)
     return RelationTable.from_matrix(combination_of, total / len(relations))
 
 
 def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Divide entities into classes by the value of a field, and relate the classes (equation 10).
+    """Divide items, users or interactions into classes of equal values, and relate the classes.
 
-    Classes of tokens are related by how many tokens they share, numbers by exp(-difference).
+    Classes are related by equation 10 of AttrFormer (Liu et al., KDD 2025): those of tokens by how
+    many tokens they share, those of numbers by exp(-difference). More than ``MAX_PAIRS`` pairs of
+    related classes are a UsageError.
 
     Args:
-        relation: an entry of the option ``relations``.
-        dataset: where the values of its field are read.
+        relation: an entry of the option ``relations``: the ``field`` whose values are compared,
+            their ``kind``, and the file that has them (``origin``). If it names a second field
+            (``within``), only classes that share a token of it are related.
+        dataset: where the values are read.
 
     Returns:
         [entities] int64 class of each item, user or interaction, 0 for none; and the sparse matrix
         [classes, classes] of relations.
-
-    Raises:
-        UsageError: if more than ``MAX_PAIRS`` pairs of classes are related.
     """
     if relation.within is not None:
         return _relate_within(relation, relation.within, dataset)
@@ -558,7 +559,7 @@ def _relate_within(
 
     With {field: price, within: category}, for example, two items are related by their prices if
     they have a category in common. Items of one price and one set of categories have the same
-    relations, so they are one class, and classes are related.
+    relations to others, so they are one class.
 
     Args:
         relation: an entry of the option ``relations``; its ``field`` is the first field, of numbers
@@ -570,23 +571,24 @@ def _relate_within(
         [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
         relations.
     """
-    # The different values of the first field are numbered from 1, and so are the different sets of
-    # tokens of the second; 0 is for a missing one. Both numbers of each item [entities], and the
-    # value or, as 0 and 1 [sets, tokens], the tokens behind each number.
+    # Three items, for example, have the prices 5, 7, 5 and the categories {b}, {b}, {b, c}. Values
+    # of each field are numbered: ``item_value`` is 1, 2, 1 and ``item_set`` 1, 1, 2; 0 is a missing
+    # one. ``values`` has the price of each number, and ``sets`` [numbers, tokens] is 1 for a token.
     column = read_column(relation.field, relation.origin, dataset)
     is_categorical = relation.kind == "categorical"
     item_value, values = number_token_sets(column) if is_categorical else number_values(column)
     item_set, sets = number_token_sets(read_column(within, relation.origin, dataset))
 
-    # the class of each item [entities]; and the value and the set of each class, by number
+    # Each different pair of value and set is a class: here (1, 1), (1, 2) and (2, 1) are the
+    # classes 1, 2, 3, and the items are of the classes 1, 3, 2.
     item_class, value_and_set = join_classes([item_value, item_set])
     class_value, class_set = value_and_set.T
 
-    # the pairs i, j of classes whose sets share a token, and which both have a value
-    num_shared = relate_categorical(sets, within)
-    pairs = spread_matrix(class_set, num_shared, relation.field).tocoo()
-    have_values = (class_value[pairs.row] > 0) & (class_value[pairs.col] > 0)
-    i, j = pairs.row[have_values], pairs.col[have_values]
+    # Find the pairs i, j of classes that both have a value, and whose sets share a token.
+    # ``spread_matrix`` makes of a matrix of sets one of classes, which have such sets.
+    num_shared = spread_matrix(class_set, relate_categorical(sets, within), relation.field).tocoo()
+    have_values = (class_value[num_shared.row] > 0) & (class_value[num_shared.col] > 0)
+    i, j = num_shared.row[have_values], num_shared.col[have_values]
 
     # how strongly the values of each pair are related: by shared tokens or exp(-difference / scale)
     if is_categorical:
@@ -594,4 +596,4 @@ def _relate_within(
     else:
         difference = values[class_value[i]] - values[class_value[j]]
         strength = similarity(difference, relation.scales)
-    return item_class, sp.csr_matrix((strength, (i, j)), shape=pairs.shape)
+    return item_class, sp.csr_matrix((strength, (i, j)), shape=num_shared.shape)
