@@ -87,29 +87,33 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: Seque
     Returns:
         [b, h, t, t] weights by history, head (one if the weights depend on positions only), query
         and key. Position 0 is the oldest interaction of each history. Weights of later keys are
-        zero. The weights of a query sum to one, but not in HSTU's blocks and not with
-        ``positional_mask: after_softmax``.
+        zero. The weights of a query sum to one, unless the model leaves out the softmax (HSTU) or
+        changes weights after it (``positional_mask: after_softmax``).
 
     Raises:
-        UsageError: if a position scheme of the layer mixes interactions without such weights.
+        UsageError: if the layer mixes interactions without attention weights.
     """
-    # A position scheme (``position`` in the yaml) may take the place of the attention. A layer may
-    # combine several, by name (``parts``). PositionalAttention has weights by positions only; other
-    # schemes that replace attention have no weights to show.
+    # The option ``position`` names one or several schemes, which tell the layer the positions of
+    # interactions. A scheme may replace the attention: PositionalAttention by weights that depend
+    # on positions only, which can be shown; others by sums without any weights.
     for name, scheme in layer.position.parts().items():
         if isinstance(scheme, PositionalAttention):
             return _align_positional_weights(scheme, batch)
         if replaces_attention(type(scheme)):
             raise UsageError(f"{name} mixes interactions without attention weights")
-    return layer.weights(x, batch)
+    return layer.weights(x, batch)  # no scheme replaces it
 
 
 def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch) -> Tensor:
     """Return the attention weights of a scheme that weighs interactions by their positions only.
 
     The scheme has one matrix of weights for all histories, by query (row) and key (column). The
-    newest interaction has its last row and column. So a history of 2 interactions uses the last 2
-    rows and columns of the matrix; this function moves them to the rows and columns 0 and 1.
+    newest interaction has its last row and column. So with t = 3, a history of 2 interactions uses
+    the rows and columns 1 and 2; this function moves them to the rows and columns 0 and 1:
+
+        a 0 0       d 0 -
+        b d 0  ->   e f -
+        c e f       - - -   (-: behind the end of the history, with any value)
 
     Args:
         scheme: the position scheme, which replaces a layer's attention, with h heads.
@@ -122,20 +126,19 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
     t = batch.width
     matrix = scheme.weights(t)  # [h or 1, t, t], 0 for keys that are later than the query
 
-    # ``index`` [b, t]: the row (and column) of the matrix for each position of a history. With
-    # t = 3, a history of 2 interactions has the indices [1, 2] and, behind its end, 3. The matrix
-    # has no row 3, so 2 takes its place, whose weights nobody reads.
-    first = (t - batch.lengths)[:, None]  # [b, 1] index of the oldest interaction
-    index = (first + torch.arange(t, device=first.device)).clamp(max=t - 1)
+    # index [b, t]: the row and column of the matrix that each one of the result is taken from; for
+    # the history above 1, 2 and, behind its end, 2 again, the last that there is
+    num_absent = (t - batch.lengths)[:, None]  # 1 for the history above
+    index = (num_absent + torch.arange(t, device=num_absent.device)).clamp(max=t - 1)
 
-    # Pick weights [h or 1, b, t, t]: entry [:, n, i, j] is that of the query index[n, i] and the
-    # key index[n, j] of the matrix. The repeated index 2 gives weights to keys that are later than
-    # the query, which ``tril`` sets to 0. Then turn the dimensions to [b, h or 1, t, t].
-    weights = matrix[:, index[:, :, None], index[:, None, :]].transpose(0, 1).tril()
+    # weights[n, :, i, j] = matrix[:, index[n, i], index[n, j]]; index 2 again would give weights to
+    # keys later than the query, which ``tril`` sets to 0
+    rows, columns = index[:, :, None], index[:, None, :]
+    weights = matrix[:, rows, columns].transpose(0, 1).tril()  # [b, h or 1, t, t]
 
-    # Most schemes divide the weights of a query by their sum (``divides_by_sum``), but not within
-    # the matrix: a short history lacks some keys, so that its sum is another. The sum may underflow
-    # to 0, which must not divide.
+    # Most schemes divide the weights of a query by their sum (``divides_by_sum``). Keys before the
+    # oldest interaction are left out here, so the sum is that of the others, and not yet 1 in the
+    # matrix. It may be so small that it is rounded to 0, by which nothing must be divided.
     if not scheme.divides_by_sum:
         return weights
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
@@ -157,20 +160,20 @@ def iterate_attention(
         The weights of every layer, [b, h, t, t] by history, head, query and key; and the histories
         of the batch, packed, that is one after the other without padding between them.
     """
-    # How many weights of one layer and head fit into memory (``chunk_elements``: how many numbers
-    # a tensor should have), and the order in which rows are read.
-    layers = find_attention_layers(model)
-    first_layer = layers[0]
-    # RecBole's column of the lengths of histories
+    # the histories to read by length, the longest first; RecBole's table has a column of lengths
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
-    max_weights = chunk_elements(torch.device(model.device)) // first_layer.n_heads
-    order = np.argsort(-lengths, kind="stable")
+    longest_first = np.argsort(-lengths, kind="stable")
+    rows, lengths = rows[longest_first], lengths[longest_first]
 
-    # Take as many histories as memory has room for weights: length^2 each, by layer and head.
+    # A history has length^2 weights by layer and head. A batch takes as many histories as fit into
+    # one tensor: ``chunk_elements`` says how many numbers that should have.
+    layers = find_attention_layers(model)
+    max_weights = chunk_elements(torch.device(model.device)) // layers[0].n_heads
     start = 0
-    while start < len(order):
-        batch_size = max(1, max_weights // int(lengths[order[start]]) ** 2)
-        interaction = loader.collate_fn(rows[order[start : start + batch_size]].tolist())[0]
+    while start < len(rows):
+        batch_size = max(1, max_weights // int(lengths[start]) ** 2)
+        interaction = loader.collate_fn(rows[start : start + batch_size].tolist())[0]
+        # the inputs of every layer while the model encodes the histories, and the packed histories
         inputs = compute_layer_inputs(model, layers, interaction.to(model.device))
         weights = [
             compute_attention_weights(layer, x, packed)
@@ -231,19 +234,20 @@ def average_attention(
     Raises:
         UsageError: if the model has no attention weights.
     """
-    # RecBole's column of the lengths of histories; ``rows`` are the histories that are long enough.
+    # the rows of histories that are long enough; RecBole's table has a column of lengths
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)
 
-    # Sum up the weights between the newest interactions of each history, of which the last one is
-    # at the position ``length - 1``.
+    # Sum up the weights between the newest interactions of each history. A batch has weights
+    # [b, h, t, t] of each layer. History i has its oldest interaction at position 0 and its newest
+    # at ``length - 1``; positions from ``length`` to t - 1 are behind its end.
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
     for weights, batch in iterate_attention(model, loader, rows):
-        for row, length in enumerate(batch.lengths.tolist()):
+        for i, length in enumerate(batch.lengths.tolist()):
             newest_ones = slice(length - newest, length)
             for layer, layer_weights in enumerate(weights):
-                totals[layer] += layer_weights[row, :, newest_ones, newest_ones]
+                totals[layer] += layer_weights[i, :, newest_ones, newest_ones]
     means = [(total / len(rows)).cpu().numpy() for total in totals]
 
     histories, longest = f"{len(rows):,} histories", lengths.max()

@@ -177,8 +177,9 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
             "history: it has one known interaction only, without which nothing is left"
         )
 
-    # Matrices [items, past interactions], oldest first: steps_back counts from the newest, so the
-    # order of the columns is turned round.
+    # Matrices [items, past interactions], with the oldest interaction in the first column. The
+    # columns of ``tables`` are sorted by steps_back, which counts from the newest, so their order
+    # is reversed.
     items = effects.drop_duplicates("item").set_index("item")
     tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
     loss = -tables["score_change"].to_numpy()[:, ::-1]
@@ -189,8 +190,8 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     # 0.34 inches for each column and row, and room for labels and colours.
     figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
 
-    # A cell for each item and interaction, with names on both axes; above MAX_NAMES interactions,
-    # about ten of them have a number. shorten cuts long names in their middle.
+    # A cell for each item and interaction, with names on both axes, cut by ``shorten``. If there
+    # are more than MAX_NAMES interactions, about ten of them have a number in place of a name.
     panel = figure.subplots()
     image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
     labels = [f"{shorten(str(name))}  ({rank})" for name, rank in items["rank"].items()]
@@ -206,15 +207,24 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name does not start a formula
 
-    # Numbers in the cells, if these are at most MAX_NUMBERS: by how many ranks the item falls,
-    # where its rank changes.
     caption = ""
-    if loss.size <= MAX_NUMBERS:
+    if loss.size <= MAX_NUMBERS:  # else cells are too small for numbers
         caption = "numbers: ranks it falls without the interaction"
-        dark_loss = 0.6 * np.abs(loss).max()  # a larger loss has a cell too dark for black text
-        for row, column in zip(*np.nonzero(rank_change), strict=True):
-            color = "white" if abs(loss[row, column]) > dark_loss else "black"
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL - 1}
-            panel.text(column, row, f"{rank_change[row, column]:+d}", color=color, **style)
+        _write_rank_changes(panel, rank_change, loss)
     figure.colorbar(image, ax=panel, label="score lost without it")
     return write(figure, file, title, caption)
+
+
+def _write_rank_changes(panel: Any, rank_change: np.ndarray, loss: np.ndarray) -> None:
+    """Write numbers into a heat map: in each cell by how many ranks an item falls, but no zeros.
+
+    Args:
+        panel: the axes of matplotlib with the heat map of ``loss``.
+        rank_change: [rows, columns] whole numbers to write.
+        loss: [rows, columns] values that the colours show.
+    """
+    dark_loss = 0.6 * np.abs(loss).max()  # a larger loss has a cell too dark for black text
+    for row, column in zip(*np.nonzero(rank_change), strict=True):
+        color = "white" if abs(loss[row, column]) > dark_loss else "black"
+        text = f"{rank_change[row, column]:+d}"
+        panel.text(column, row, text, color=color, ha="center", va="center", fontsize=SMALL - 1)

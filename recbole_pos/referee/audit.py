@@ -6,6 +6,7 @@ what each means for a comparison, and the level of two baselines that learn noth
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "by time": {"GT": [0.8, 0.9]},
 }
 BASELINES = ("Pop", "TransitionGraph")
-_METRIC = "ndcg@10"
-_ORDERS = 3  # random orders of simultaneous interactions
+_ORDERS = ("file", "random(1)", "random(2)", "random(3)")  # of interactions of the same time
 
 
 @dataclass(frozen=True)
@@ -73,35 +73,26 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     Returns:
         The counts and the metrics of the baselines, for each split.
     """
-    # Make the test requests (a history and the item to predict after it) of each split. SPLITS
-    # has leave-one-out and a split by time.
     is_name = isinstance(data, (str, os.PathLike)) and not Path(data).is_file()
     dataset = data if is_name else Dataset.from_frame(data)
     eval_args = options.pop("eval_args", {})
     splits = {"as given": eval_args["split"]} if "split" in eval_args else SPLITS
-    requests_by_split = {
-        name: make_requests(
-            read_split_data(dataset, config_files, {**options, "eval_args": {"split": split}})
-        )
-        for name, split in splits.items()
-    }
-    counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
-    first_split = list(splits)[0]  # "as given", or leave-one-out
 
-    # Interactions of the same time have no order by themselves: "file" keeps that of the file. If
+    # for each split its test requests: a history, and the target to predict after it
+    requests_by_split = {}
+    for name, split in splits.items():
+        given = {**options, "eval_args": {"split": split}}
+        requests_by_split[name] = make_requests(read_split_data(dataset, config_files, given))
+    counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
+
+    # Interactions of the same time have no order by themselves, so they keep that of the file. If
     # there are such targets, the baselines are also tested with some random orders, which shows
-    # how much depends on the order. That takes a run for each order, so it is done for the first
-    # split only. _ORDERS is the number of random orders; BASELINES are the names of two models.
-    orders = {name: ["file"] for name in splits}
+    # how much depends on the order. That takes a run for each, so only the first split is tested.
+    first_split = list(splits)[0]  # "as given", or leave-one-out
+    orders: dict[str, Sequence[str]] = {name: _ORDERS[:1] for name in splits}
     if counts[first_split]["targets at a tie"]:
-        orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
-    levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
-    for model in BASELINES:
-        for name, split in splits.items():
-            levels[model][name] = [  # NDCG@10 of each order
-                _measure(model, dataset, config_files, options, {"split": split, "ties": order})
-                for order in orders[name]
-            ]
+        orders[first_split] = _ORDERS
+    levels = _measure_baselines(dataset, config_files, options, splits, orders)
 
     # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
     first_dataset = requests_by_split[first_split].dataset
@@ -149,27 +140,35 @@ def count_facts(requests: Requests) -> dict[str, int]:
     }
 
 
-def _measure(
-    model: str,
+def _measure_baselines(
     dataset: Any,
     config_files: Sequence[str | Path],
     options: Mapping[str, Any],
-    eval_args: Mapping[str, Any],
-) -> float:
-    """Train a baseline, and return its test NDCG@10.
+    splits: Mapping[str, Any],
+    orders: Mapping[str, Sequence[str]],
+) -> dict[str, dict[str, list[float]]]:
+    """Train and test two baselines on every split.
 
     Args:
-        model: name of the baseline.
         dataset: the dataset, its name or its folder.
         config_files: yaml files of options.
-        options: options of the data, which win over files. Without ``mask_history``, items of the
-            user's past are ranked too, as they are for other models.
-        eval_args: the split, and the order of interactions of the same time (``ties``).
+        options: options of the data, which win over files. Without ``mask_history`` among them,
+            items of the user's past are ranked, too.
+        splits: name of a split -> value of the option ``split``.
+        orders: name of a split -> orders of interactions of the same time, values of ``ties``.
+
+    Returns:
+        Baseline -> name of a split -> test NDCG@10 of each order.
     """
-    home = TemporaryFolder()  # for the output of the run; it is deleted with this object
-    given = {"mask_history": False, **options, "eval_args": dict(eval_args)}
     files = [os.fspath(file) for file in config_files]
-    name = read_dataset_name(dataset)
-    result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
-    assert result is not None and result.test is not None  # one process, and there are targets
-    return result.test[_METRIC]  # "ndcg@10"
+    levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
+    for model, (split_name, split) in itertools.product(BASELINES, splits.items()):
+        levels[model][split_name] = []
+        for order in orders[split_name]:
+            given = {"mask_history": False, **options, "eval_args": {"split": split, "ties": order}}
+            home = TemporaryFolder()  # for the output of the run; it is deleted with this object
+            name, run_dir = read_dataset_name(dataset), home.path / "run"
+            result = run(model, name, files, given, run_dir=run_dir, verbose=False)
+            assert result is not None and result.test is not None  # one process; there are targets
+            levels[model][split_name].append(result.test["ndcg@10"])
+    return levels

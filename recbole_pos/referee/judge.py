@@ -108,7 +108,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     """
     _require_same_split(predictions, requests)
 
-    # Read all rows once, to count how long each list is.
+    # Read all rows once, to count how many each list has, and how many belong to no request.
     lengths, num_unknown, example = _count_lists(predictions, requests)
     if not lengths.any():
         found = f"it has names such as {shown(example)}" if example else "it has no row"
@@ -116,6 +116,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
             f"{predictions.name} answers no request: {found}, and the requests are "
             f"{listed(requests.names[:2])}, ... (`recbole-pos split` writes them)"
         )
+    # All lists should have as many items as the longest one: metrics read that many of each.
     longest = int(lengths.max())
     counts = Counter(
         {
@@ -126,14 +127,14 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     )
 
     # Read them again for some requests at a time, whose lists have about _BLOCK_ROWS rows together
-    # and fit into memory. ``divide`` yields the requests as slices.
+    # and fit into memory: ``divide`` yields ranges of requests.
     ranks = np.empty(len(requests), dtype=np.int64)
     for chosen in divide(lengths, _BLOCK_ROWS):
         ranks[chosen], faults = _judge_block(predictions, requests, chosen)
         counts += faults
 
+    # the faults that occur, in the order of _EFFECTS, which has all kinds of faults
     num_rows = int(lengths.sum()) + num_unknown
-    # the faults that occur, in the order of _EFFECTS
     found_faults = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
     return Judgement(predictions.name, requests, ranks, longest, num_rows, found_faults)
 
@@ -252,24 +253,25 @@ def _read_block(
 
     Returns:
         request: [rows] int32 number of the request, counted from the first chosen one.
-        item: [rows] int32 id of the item; for an unknown item the number of all items, which is no
-            id.
+        item: [rows] int32 id of the item, from 1; for an item that the dataset does not have, the
+            first number that is no id.
         order: [rows] float64 order in the list.
     """
-    # The id of an item is the index of its name. Id 0 is padding, whose name is not that of an
-    # item, so None stands in its place.
-    item_names = pa.array([None, *requests.item_names[1:]], pa.string())
+    # A request's number and an item's id are the index of its name in these arrays. Id 0 is padding
+    # and no item, so that it has no name here.
     request_names = pa.array(requests.names[chosen])
+    item_names = pa.array([None, *requests.item_names[1:]], pa.string())
+    unknown_item = np.int32(len(item_names))
     blocks = []
     for rows in predictions.read_rows():
-        # _find_index returns the index of each text in the names, and -1 if it is not among them.
-        numbers = _find_index(rows.requests, request_names)
-        is_chosen = numbers >= 0
-        ids = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
-        is_known = ids > 0  # an unknown item has -1, and an empty one 0
-        ids = np.where(is_known, ids, np.int32(len(item_names)))
-        blocks.append((numbers[is_chosen], ids, rows.order[is_chosen]))
+        # ``_find_index`` gives -1 for a name that is not in the array, and 0 for an item's name
+        # that is empty
+        request = _find_index(rows.requests, request_names)
+        is_chosen = request >= 0
+        item = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
+        item = np.where(item > 0, item, unknown_item)
+        blocks.append((request[is_chosen], item, rows.order[is_chosen]))
 
-    # Join the blocks, a triple of arrays each, into one triple.
+    # join the blocks, three arrays each
     request, item, order = map(np.concatenate, zip(*blocks, strict=True))
     return request, item, order

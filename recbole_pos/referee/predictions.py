@@ -60,17 +60,17 @@ class Predictions:
     read_blocks: Callable[[], Iterable[pa.RecordBatch]]
 
     def read_rows(self) -> Iterator[Rows]:
-        """Yield the rows of the lists in blocks, in their order.
+        """Yield all rows in blocks, in one form: request, item, and a number to sort by.
 
         A request is a question for recommended items, and each row has one item of its answer. The
-        best item of a request has the lowest rank; without ranks the highest score; without
-        both it is the first row of the request, or the first item of its list.
+        best item of a request has the lowest number: its rank, or the negative score; without both
+        it is the number of the row.
 
         Raises:
-            UsageError: for missing columns, names that are numbers with decimals, or a rank or
-                score that is not a number.
+            UsageError: if a column is missing, names are numbers with decimals such as 7.0, or a
+                rank or score is not a number.
         """
-        num_before = 0
+        num_before = 0  # rows in the blocks before, from which those of a block are numbered
         for block in self._iterate_blocks():
             yield self._convert(block, num_before)
             num_before += block.num_rows

@@ -207,9 +207,7 @@ def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
 
 
 def read_split_data(
-    data: Any,
-    config_files: Sequence[str | Path] = (),
-    options: dict[str, Any] | None = None,
+    data: Any, config_files: Sequence[str | Path] = (), options: dict[str, Any] | None = None
 ) -> Any:
     """Read a dataset from its files and split it, for predictions of other systems.
 
@@ -248,20 +246,18 @@ def read_plan_data(options: dict[str, Any]) -> Any:
 
     Args:
         options: options that all models of the study share, with the name of the dataset
-            (``dataset``) and yaml files of further options (``config_files``). Those of the dataset
-            and its split are used; options of a model have no effect here.
+            (``dataset``) and yaml files of further options (``config_files``). Options of models
+            may be among them, and have no effect.
 
     Returns:
         The dataset object of this package, with its split. No model is made.
     """
     name, files = options["dataset"], list(options.get("config_files", ()))
     not_options = ("model", "dataset", "config_files")
-    data_options = {key: value for key, value in options.items() if key not in not_options}
+    shared = {key: value for key, value in options.items() if key not in not_options}
     # RecBole needs the name of a model to read data; _READING_MODEL is one that learns nothing.
-    # Not strict: an option that this model does not read is no error. So options of the compared
-    # models may stay among these.
-    config = PosConfig(_READING_MODEL, name, files, data_options, strict=False)
-    return read_dataset(config)
+    # It does not read the options of other models: with ``strict`` they would be errors.
+    return read_dataset(PosConfig(_READING_MODEL, name, files, shared, strict=False))
 
 
 def make_requests(dataset: Any, part: str = "test") -> Requests:

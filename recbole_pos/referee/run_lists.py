@@ -85,8 +85,8 @@ def compute_lists(
 ) -> pd.DataFrame:
     """Return the best items of a run for each request, as :func:`write_lists` writes them.
 
-    The run is evaluated once more, and RecBole's collector of results keeps the best items.
-
+    A request is the question which item comes next after a history. The run is evaluated once more,
+    and what the evaluation keeps for its metrics has the best items.
     Args:
         run_dir: the folder of the run.
         k: items of a list. By default 100, or all items of a dataset that has fewer.
@@ -101,21 +101,24 @@ def compute_lists(
         num_items = read_run_data(run_dir, data_path).item_num - 1  # without the id of padding
         k = min(_LENGTH, num_items)
 
-    # Only a metric that needs the best items, such as ItemCoverage (_KEEPS_ITEMS), makes the
-    # evaluation keep them. Its value is not used.
+    # Evaluate the run. Its evaluation keeps the best items only for a metric that needs them, such
+    # as ItemCoverage (_KEEPS_ITEMS), whose value is not used; and the rows of targets only in a
+    # test.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
     loader = experiment.loaders[part]
-    loader._dataset.phase = "test"  # the evaluation keeps the targets of a test only
+    loader._dataset.phase = "test"
     experiment.trainer.evaluate(loader, load_best_model=False)
 
-    # What the evaluation has kept: under EVENT the row of each target in the log, and under ITEMS
-    # the ids of the best items [targets, k]. Batches need not be in the order of the requests,
-    # which are sorted by row.
+    # What it has kept: under EVENT the row of each target in the table of all interactions, and
+    # under ITEMS the ids of its best items [targets, k]. Requests, one for each target, are sorted
+    # by this row, and the batches of the evaluation need not be.
     kept = experiment.trainer.eval_collector.last
     target_rows, items = kept.get(EVENT).cpu().numpy(), kept.get(ITEMS).cpu().numpy()
     items = items[np.argsort(target_rows, kind="stable")]
+
+    # a row for each request and item: requests a, b and k = 2 give a, a, b, b with ranks 1, 2, 1, 2
     num_lists, length = items.shape
     return pd.DataFrame(
         {

@@ -74,23 +74,25 @@ class DataSplit:
 
         It gets the interactions of each part (train, valid, test); for valid and test the requests
         (the history before each held-out item) and, in a file of their own, the held-out items; and
-        a description of the split for programs (json) and people (README.md).
+        a description of the split for programs (split.json) and people (README.md).
         """
-        # A split may leave no targets for validation.
+        # the parts with requests (PARTS: test and valid); a split may have none for validation
         num_targets = self.dataset.split.summary["targets"]
         all_requests = [make_requests(self.dataset, part) for part in PARTS if num_targets[part]]
         protocols = [requests.protocol for requests in all_requests]
 
-        # The folder gets its name only when all files are complete. No file of a former folder is
-        # kept in it. PHASES are train, valid and test; PARTS, which have requests, the last two.
+        # The folder gets its name only when all files are complete. ``keep`` says which files of a
+        # folder that is replaced stay in it: none.
         with replace_folder(folder, keep=lambda path: False) as unfinished:
-            for part in PHASES:
+            for part in PHASES:  # train, valid and test
                 blocks = _tabulate_interactions(self.dataset, part)
                 _write_blocks(unfinished / f"{part}.parquet", blocks)
             for requests in all_requests:
                 path = unfinished / requests.part
                 _write_blocks(Path(f"{path}_requests.parquet"), _tabulate_requests(requests))
                 _write_blocks(Path(f"{path}_targets.parquet"), _tabulate_targets(requests))
+
+            # PROTOCOL_FILE is split.json; a protocol says what is predicted for a part
             write_json(unfinished / PROTOCOL_FILE, {facts["part"]: facts for facts in protocols})
             readme = PAGES.get_template("split_readme.md.jinja").render(
                 dataset=self.dataset.dataset_name,
@@ -152,28 +154,36 @@ def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:
 def _name_values(dataset: Any, field: str, rows: np.ndarray) -> pa.Array:
     """Return the values of a field in some rows of the log, with names in place of ids.
 
+    ==================  =====================  ====================================
+    kind of field       in the log             what is returned
+    ==================  =====================  ====================================
+    the time            number                 whole number if all times are
+    names               id, 0 for none         name, null for none
+    lists of names      ids, padded with 0     list of names
+    numbers             number                 number, null for an empty cell
+    lists of numbers    numbers                list of numbers
+    ==================  =====================  ====================================
+
     Args:
-        dataset: the dataset, whose log has all interactions. In it, names are replaced by ids, and
-            0 stands for a missing name.
+        dataset: the dataset, whose log has all interactions.
         field: name of the field.
         rows: [n] int64 numbers of the rows.
-
-    Returns:
-        [n] names, lists of names, numbers or lists of numbers; null for a missing one.
     """
     values = dataset.log.fields[field].numpy()[rows]
-    tokens = dataset.field2id_token.get(field)  # names by id; None for a field of numbers
     if field == dataset.time_field:
         return _convert_times(dataset, values)
-    if values.ndim == 2 and tokens is not None:  # lists of ids, which 0 pads
-        return pa.array([list(tokens[ids[ids > 0]]) for ids in values])
-    if values.ndim == 2:
+
+    is_list = values.ndim == 2
+    names = dataset.field2id_token.get(field)  # by id; None for a field of numbers
+    if names is not None:
+        if is_list:
+            return pa.array([list(names[ids[ids > 0]]) for ids in values])
+        return pa.array(names.astype(str)).take(pa.array(values, mask=values == 0))
+    if is_list:
         return pa.array(list(values))
-    if tokens is not None:
-        return pa.array(tokens.astype(str)).take(pa.array(values, mask=values == 0))
-    # ``missing`` has, for a field of numbers with empty cells, which rows of the log these are in
-    is_missing = dataset.missing.get(field)
-    return pa.array(values, mask=None if is_missing is None else is_missing[rows])
+    # [log] bool, which cells are empty; None for a field without empty cells
+    is_empty = dataset.missing.get(field)
+    return pa.array(values, mask=None if is_empty is None else is_empty[rows])
 
 
 def _convert_times(dataset: Any, times: np.ndarray) -> pa.Array:
