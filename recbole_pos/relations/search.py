@@ -324,17 +324,26 @@ class _ReadableInteractions:
     ) -> None:
         """Sort the interactions of a batch, so that ``find`` finds by bisection those to read.
 
-        To find those of class 1 that arrive before 3, for example, interactions are sorted by class
-        and then by arrival: the ones to find are neighbours. This is done for three searches.
+        For example, a batch has four interactions:
+
+            number   0    1    2    3
+            user     ann  ann  bob  bob
+            class    1    2    1    1     such as the brand of the item
+            arrival  0    2    1    3     place in an order of the whole batch
+
+        Of class 1, interaction 3 may read 2, which is before it in its own sequence, and 0, which
+        is of another user and arrives before it. To find those of a class that arrive before 3, the
+        interactions are sorted by class and then by arrival, 0, 2, 3, 1: the ones to find, 0 and 2,
+        are neighbours.
 
         Args:
             own_class: [m] int64 class of each of the m interactions, such as the brand of its item.
             column: [m] int64 place of each interaction in its window, if an interaction reads only
                 those at the same place; else 0 for all.
             classified: int64 numbers of the interactions that have a class, ascending.
-            order: user, sequence and arrival of each interaction. A sequence is interactions of one
-                user with consecutive numbers, the oldest first. The arrival is the place in an
-                order of the whole batch: of other users an interaction reads what arrives before.
+            order: user, sequence and arrival of each interaction, and whether other users may read
+                it (``is_source``). A sequence is interactions of one user with consecutive numbers,
+                the oldest first.
             across_users: whether interactions of other users are read at all.
         """
         self.order, self.column = order, column
