@@ -201,7 +201,11 @@ def top_relations(
 
     To read an interaction is to add its state to one's own, weighted by the relation. A class is
     all interactions with the same value of a field, such as a brand; the table says which classes
-    are related. An interaction is not related to itself here.
+    are related, and how strongly. An interaction is not related to itself here.
+
+    Interactions search in rounds. In each round all that still lack relations, the readers, search
+    the next few classes that their own is related to, the most strongly related first, and take the
+    interactions of them that they may read, until they have k.
 
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
     interactions of the own sequence, then the nearest before the reader (in its sequence, or by
@@ -223,15 +227,17 @@ def top_relations(
     m = len(order)
     classified = np.flatnonzero(classes > 0)
     batch_classes, class_index = np.unique(classes[classified], return_inverse=True)
-    # of class i: ``related[offsets[i] : offsets[i + 1]]``, the strongest first, and their relations
+    # Class i is related to ``related[offsets[i] : offsets[i + 1]]``, the strongest first, and with
+    # the same indices ``strength`` says how strongly: a pair of classes is one index of these.
     offsets, related, strength = _restrict_table(table, batch_classes)
 
     own_class = np.zeros(m, dtype=np.int64)  # index of each interaction's class among these
     own_class[classified] = class_index
 
-    # with ``same_column`` only the part of a class in the reader's column is searched
+    # With ``same_column`` a reader searches only the part of a class at its own place in a window.
+    # Class and place make one number here, to count how many such parts the batch has.
     column = order.column if same_column else np.zeros(m, dtype=np.int64)
-    class_and_column = own_class * (int(column.max(initial=0)) + 1) + column  # as one number
+    class_and_column = own_class * (int(column.max(initial=0)) + 1) + column
     num_parts = np.unique(class_and_column[classified]).size
     readable = _ReadableInteractions(own_class, column, classified, order, across_users)
 
@@ -253,7 +259,8 @@ def top_relations(
         reader = np.repeat(active, num_classes)
         value = strength[pair]
 
-        # which interactions of these classes the reader may read, and how many of them it takes
+        # Which interactions of these classes the reader may read: of its own sequence, and of all
+        # users (shared), less those of its own user. And how many of them it takes.
         own, shared, num_own_user = readable.find(related[pair], reader)
         num_others = shared.size - num_own_user
         own_count, shared_count = _allocate(own.size, num_others, reader, remaining)
