@@ -191,7 +191,15 @@ class TextTable(AtomicFile):
     """Text of UTF-8 whose first line names the columns, with a cell of each in every line."""
 
     def __init__(self, path: Path, config: Options) -> None:
-        """Read the first line; ``config`` has ``field_separator`` and options of all files."""
+        """Open a text file, and read the names and types of its columns from its first line.
+
+        Args:
+            path: the file.
+            config: configuration; the option ``field_separator`` is the character between cells.
+
+        Raises:
+            UsageError: if the separator is not one character, or the first line is wrong.
+        """
         super().__init__(path, config)
         self.separator = config["field_separator"]
         if len(self.separator) != 1 or self.separator in '"\r\n\0':
@@ -199,9 +207,10 @@ class TextTable(AtomicFile):
                 f"field_separator: expected one character, such as a tab, found "
                 f"{shown(self.separator)}"
             )
-        self.header_line = self._read_names()  # its number, from 1
+        # The number of the line that names the columns, from 1: data begin in the line after it.
+        self.header_line = self._read_header()
 
-    def _read_names(self) -> int:
+    def _read_header(self) -> int:
         """Read the names and types of the columns from the first line that is not blank.
 
         Returns:
@@ -495,8 +504,7 @@ def _parse_numbers(texts: pa.Array) -> np.ndarray:
     # Else Python converts each different text once. A null cell (-1) gets the last value, NaN.
     encoded = texts.dictionary_encode()
     values = np.array([*map(_parse_number, encoded.dictionary.to_pylist()), np.nan])
-    converted: np.ndarray = values[encoded.indices.fill_null(-1).to_numpy()]
-    return converted
+    return values[encoded.indices.fill_null(-1).to_numpy()]
 
 
 def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:

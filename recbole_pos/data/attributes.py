@@ -66,15 +66,16 @@ def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
 def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
     """Refuse fields in ``selected_features`` that RecBole's models cannot embed.
 
-    These are fields that are no attributes of items, and numbers that ``numerical_features`` does
-    not name: RecBole would count them in the width of a layer, but not embed them.
+    Some of RecBole's models embed the attributes of items that this option names. A field must be
+    in the table of items. If it holds numbers, the option ``numerical_features`` must name it, too:
+    otherwise RecBole makes a layer wide enough for its embedding, but never computes the embedding.
 
     Args:
         dataset: the dataset.
         fields: the value of the option ``selected_features``.
     """
     for field in fields:
-        # This refuses a field that is not loaded, or is no attribute in the table of items.
+        # Raise an error if the field is not loaded, or not an attribute in the table of items.
         _require_field(dataset, "selected_features", field, "item")
         kind = dataset.kinds[field]
         if kind.startswith("float") and field not in dataset.config["numerical_features"]:
@@ -153,11 +154,11 @@ def read_history_features(dataset: Dataset) -> Features:
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
-    """Refuse a field that a model could not embed as an attribute of the rows of a table.
+    """Raise an error if a model could not embed a field as an attribute of the rows of a table.
 
-    That is a field that is not loaded, is an id or the time, is of another table, holds vectors
-    (float_seq), or has no value. An existing run, which is only loaded (``is_strict`` is false
-    then), may have vectors and fields without a value.
+    Refused is a field that is not loaded, is an id or the time, is of another table, holds vectors
+    (type float_seq), or has no value. The last two are accepted where an existing run is only
+    loaded, not trained (``is_strict`` is false then).
 
     Args:
         dataset: the dataset.
@@ -169,19 +170,19 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
     if field not in table_by_field:
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
 
-    problem, actual = "", table_by_field[field]
+    problem, actual = None, table_by_field[field]
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         problem = "is an id or the time, which are read anyhow; leave it out"
     elif actual != table:
-        # ``SIDE_FEATURES`` maps each option for attributes, such as item_features, to its table.
-        # Name the option for the table that has this field.
+        # Advise the option for the table that the field is in: ``SIDE_FEATURES`` maps such options
+        # to their tables, as item_features to item.
         option_by_table = {read: name for name, read in SIDE_FEATURES.items()}
         problem = f"is a field of {dataset.dataset_name}.{actual}; see {option_by_table[actual]}"
     elif dataset.kinds[field] == "float_seq" and is_strict(dataset.config):
         problem = "holds vectors; give each number a column of type float, or leave it out"
-    if problem:
+    if problem is not None:
         raise UsageError(f"{option}: expected attributes in .{table}, but {shown(field)} {problem}")
-    require_values(field, dataset, f"{option}: ")
+    require_values(field, dataset, f"{option}: ")  # an error if all its cells are missing
 
 
 def read_item_attribute(dataset: Dataset, field: str) -> Tensor:

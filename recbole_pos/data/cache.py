@@ -28,7 +28,7 @@ from recbole_pos.files import atomic_write
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 10  # number to raise when the same files and options are prepared in another way
+FORMAT = 11  # number to raise when the same files and options are prepared in another way
 MIN_BYTES = 4 << 20  # least size of the files: smaller ones are read in less than a second
 MAX_CACHES = 4  # how many caches of a dataset are kept
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
@@ -45,7 +45,7 @@ READ = (
 )
 # Attributes of a dataset that are kept as they are.
 _KEPT_ATTRIBUTES = ("kinds", "identity", "user_counts", "missing")
-_NUMBER = "(number of the array)"  # key of a mapping in json that stands for an array
+_COLUMN = "(column of the array)"  # key of a mapping in json that stands for an array
 
 
 class Cache:
@@ -60,21 +60,23 @@ class Cache:
     def __init__(self, config: Options, files: list[Path]) -> None:
         """Compute the path of the cache, whose name is a digest of all that its content depends on.
 
-        A digest is a short hash. If a file, an option or a version changes, so does the path, and
-        no file is found there.
+        A digest is a short hash. If a file, an option of the data or a version changes, so does the
+        path, so that no outdated cache is found.
 
         Args:
             config: configuration of the dataset.
             files: the atomic files, which must exist.
         """
-        # The content depends on the state of each file (its path, inode, size and times), on the
-        # options ``READ``, which are those of the data, and on versions. FORMAT is a number that is
-        # raised whenever the package begins to prepare the same files in another way.
+        # The state of a file is its path, inode, size and times. READ names the options that
+        # preparing the data reads. FORMAT is a number that is raised whenever the same files and
+        # options are prepared in another way, also between two versions of the package.
         self.files = files
         self.states = _read_states(files)
-        versions = [FORMAT, __version__, recbole.__version__]
+        versions = {"format": FORMAT, "recbole_pos": __version__, "recbole": recbole.__version__}
         options = {name: config[name] for name in READ}
         content = json.dumps([versions, options, self.states], sort_keys=True, default=str)
+
+        # A folder for each dataset, named after it and the digest of where it is.
         folder_name = f"{config['dataset']}-{_digest(os.path.abspath(files[0].parent))}"
         self.path = find_cache_folder() / folder_name / f"{_digest(content)}.arrow"
 
@@ -114,12 +116,11 @@ class Cache:
             The dataset; None if there is no cache, or a damaged one, which is then written anew.
         """
         try:
-            dataset = restore(_read_arrays(self.path), config)
             os.utime(self.path)  # marks it as used now: those used longest ago are removed first
+            return restore(_read_arrays(self.path), config)
         # Any error: a damaged file may fail in any way, and the data can be read without it.
         except Exception:
             return None
-        return dataset
 
     def save(self, dataset: Dataset) -> None:
         """Write a dataset to the cache. A failure is logged only, since a cache is not needed."""
@@ -214,9 +215,10 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
 def _write_arrays(path: Path, content: Any) -> None:
     """Write nested dicts and lists of arrays and plain values as one file of Arrow.
 
-    The file is a table of one row, in which every array has a column: its cell holds the bytes of
-    the array. The rest is text in the metadata of the table, as json. There an array is replaced by
-    a mapping such as {_NUMBER: 3, "dtype": "<f8", "shape": [7, 2]}, if its bytes are in column 3.
+    The file is a table of one row, with a column for every array: the cell has the bytes of the
+    array. All else is text in the metadata of the table, as json. There a mapping stands for each
+    array, such as {_COLUMN: 3, "dtype": "<f8", "shape": [7, 2]} for the one whose bytes are in
+    column 3. ``_COLUMN`` is a text, a key that no other mapping has.
 
     Args:
         path: the file, which appears only when it is whole (``atomic_write``).
@@ -233,46 +235,50 @@ def _write_arrays(path: Path, content: Any) -> None:
         if isinstance(value, np.generic):
             return value.item()
         arrays.append(np.ascontiguousarray(value))
-        return {_NUMBER: len(arrays) - 1, "dtype": value.dtype.str, "shape": value.shape}
+        return {_COLUMN: len(arrays) - 1, "dtype": value.dtype.str, "shape": value.shape}
 
     text = json.dumps(content, default=replace_array)
-
-    # Arrow's large_binary consists of the bounds of each cell and of the bytes of all. Here it is
-    # one cell, whose bytes are the array's own memory: nothing is copied.
-    cells = []
-    for array in arrays:
-        bounds, data = np.array([0, array.nbytes]), array.reshape(-1).view(np.uint8)
-        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-        cells.append(pa.Array.from_buffers(pa.large_binary(), 1, buffers))
-    row = pa.record_batch(cells, names=[str(number) for number in range(len(cells))])
+    columns = [_wrap_bytes(array) for array in arrays]
+    row = pa.record_batch(columns, names=list(map(str, range(len(columns)))))  # 0, 1, 2, ...
     schema = row.schema.with_metadata({"content": text})
     with atomic_write(path, text=False) as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(row)
+
+
+def _wrap_bytes(array: np.ndarray) -> pa.Array:
+    """Return a column of Arrow with one cell: the bytes of an array, which are not copied.
+
+    Arrow makes a column of three buffers: which cells are missing (None if none is), where each
+    cell begins and the last one ends, and the bytes of all cells. An array of 48 bytes is one cell
+    from byte 0 to byte 48.
+    """
+    bounds, data = np.array([0, array.nbytes]), array.reshape(-1).view(np.uint8)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), 1, buffers)
 
 
 def _read_arrays(path: Path) -> Any:
     """Read nested dicts and lists of arrays and plain values from a file of a cache.
 
     The file is an Arrow table of one row, written by :func:`_write_arrays`. Each column has the
-    bytes of one array. The metadata ``content`` are the dicts and lists as json, where a mapping
-    stands for each array: {_NUMBER: 3, "dtype": "<f8", "shape": [7, 2]} for the array whose bytes
-    are in column 3. ``_NUMBER`` is a key that no other mapping has.
+    bytes of one array. The metadata ``content`` has the dicts and lists as json, where a mapping
+    stands for each array: {_COLUMN: 3, "dtype": "<f8", "shape": [7, 2]} for the array whose bytes
+    are in column 3. ``_COLUMN`` is a text, a key that no other mapping has.
 
     The arrays are mapped: they are read from disk when they are used. What is written into one
     (mode "c", copy on write) stays in this process and does not change the file.
     """
-    # Arrow keeps three buffers for a column: which cells are null, where each cell begins, and the
-    # bytes of all (None if there are none).
     reader = pa.ipc.open_file(pa.py_buffer(np.memmap(path, mode="c")))
-    buffers = [column.buffers() for column in reader.get_batch(0).columns]
-    bytes_of_arrays = [data or b"" for _nulls, _begins, data in buffers]
+    columns = reader.get_batch(0).columns
 
     def replace_mapping(value: dict[str, Any]) -> Any:
         """Return the array that a mapping stands for, and any other mapping as it is."""
-        if _NUMBER not in value:
+        if _COLUMN not in value:
             return value
-        array = np.frombuffer(bytes_of_arrays[value[_NUMBER]], np.dtype(value["dtype"]))
-        return array.reshape(value["shape"])
+        # Arrow's buffers of a column: which cells are missing, where each begins, and their bytes,
+        # which are None where there are no bytes.
+        _missing, _bounds, data = columns[value[_COLUMN]].buffers()
+        return np.frombuffer(data or b"", np.dtype(value["dtype"])).reshape(value["shape"])
 
     # json.loads calls the function for every mapping of the text.
     return json.loads(reader.schema.metadata[b"content"], object_hook=replace_mapping)

@@ -120,9 +120,9 @@ def leave_out_undescribed(tables: Tables, config: Options) -> Tables:
 def filter_by_counts(tables: Tables, config: Options) -> Tables:
     """Leave out users and items by their numbers of interactions, with all their rows.
 
-    First by ``session_filter`` (least numbers for a session and for an item, in one pass), then by
-    the intervals ``user_inter_num_interval`` and ``item_inter_num_interval``. Ids are given to
-    names after this, so that users and items that are left out get none.
+    First by ``session_filter``, the least numbers of interactions of a session and of an item. (A
+    session is what the other options call a user.) Then by the intervals in which
+    ``user_inter_num_interval`` and ``item_inter_num_interval`` allow the numbers to be.
 
     Args:
         tables: the tables after the other filters.
@@ -131,23 +131,25 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these users and items.
     """
-    # Least numbers of interactions of a session, which is a user here, and of an item.
     minimums = {"session": 1, "item": 1, **(config["session_filter"] or {})}
     if len(minimums) > 2:  # the option has another key
         raise UsageError(f"session_filter: expected session and item, found {', '.join(minimums)}")
     if max(minimums.values()) > 1:
+        # ``filter_sessions`` drops the interactions of short sessions, then those of rare items,
+        # then those of sessions that have become too short by that.
         before, keys = tables.inter, key_fields(config)
-        left = filter_sessions(
+        after = filter_sessions(
             before, keys["user"], keys["item"], minimums["session"], minimums["item"]
         )
-        # Users and items that had interactions and now have none leave their tables, too.
+        # Users and items that have lost all their interactions leave their own tables, too. Those
+        # that have some left, or never had any, stay.
         for name, key in keys.items():
             table = tables.by_name().get(name)
             if table is not None:
-                is_dropped = table[key].isin(before[key].unique())
-                is_dropped &= ~table[key].isin(left[key].unique())
-                tables = tables.keep(name, ~is_dropped.to_numpy())
-        tables = replace(tables, inter=left)
+                had_some = table[key].isin(before[key].unique())
+                has_some = table[key].isin(after[key].unique())
+                tables = tables.keep(name, (has_some | ~had_some).to_numpy())
+        tables = replace(tables, inter=after)
     # Then by the two options of intervals, as often as it takes until all counts are within them.
     return _keep_counts_within(tables, config)
 
@@ -157,8 +159,9 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
 
     The intervals are the options ``user_inter_num_interval`` and ``item_inter_num_interval``. To
     leave out a user lowers the counts of items, and the other way round, so this repeats until all
-    that are left are within the intervals. The same rows are left as by RecBole, which takes the
-    first of several intervals for the lowest.
+    that are left are within the intervals. For example, both options ask for at least 2. User a has
+    the items x and y, b has x and y, c has y and z. In the first round item z goes, which one user
+    has, then c, who has only y left. The same rows are left as by RecBole.
 
     Args:
         tables: tables of names as categories, of which those of users and items may be None.
@@ -171,12 +174,12 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     if not any(allowed.values()):
         return tables
 
-    # For "user" and for "item": the different names in the interactions; for each interaction the
-    # number (code) of its name; and for each name whether it is left out.
+    # The columns of users and of items in the interactions, under the keys "user" and "item". A
+    # column has ``categories``, its different names, and for each interaction the code of its name:
+    # the index in ``categories``. ``is_left_out`` says for each of these names whether it is.
     columns = {name: tables.inter[key].cat for name, key in key_fields(config).items()}
-    names = {name: column.categories for name, column in columns.items()}
     codes = {name: column.codes.to_numpy() for name, column in columns.items()}
-    is_left_out = {name: np.zeros(len(names[name]), dtype=bool) for name in _ENTITIES}
+    is_left_out = {name: np.zeros(len(columns[name].categories), bool) for name in _ENTITIES}
 
     # In each round, count by name the interactions that are left, and leave out those of all users
     # and items whose count is in no interval. Stop after a round that leaves out none.
@@ -184,7 +187,7 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     while True:
         is_left_after = is_left.copy()
         for name in _ENTITIES:
-            counts = np.bincount(codes[name][is_left], minlength=len(names[name]))
+            counts = np.bincount(codes[name][is_left], minlength=len(is_left_out[name]))
             is_wrong = (counts > 0) & ~_is_within(counts, allowed[name])
             is_left_out[name] |= is_wrong
             is_left_after &= ~is_wrong[codes[name]]
@@ -193,20 +196,33 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
         is_left = is_left_after
     tables = tables.keep("inter", is_left)
 
-    # Keep the rows of the users and items that are left in their own tables. Some have a row there
-    # without any interaction. As in RecBole, 0 interactions are too few if the lowest interval
-    # begins above 0: then keep only the names that occur in the interactions that are left.
-    # Otherwise keep all names but those that were left out.
+    # The same users and items leave their own tables, if these are loaded.
     for name, key in key_fields(config).items():
         table, intervals = tables.by_name().get(name), allowed[name]
-        if table is None or intervals is None:
-            continue
-        if min(low for low, _, _ in intervals) > 0:
-            is_kept = table[key].isin(names[name][np.unique(codes[name][is_left])])
-        else:
-            is_kept = ~table[key].isin(names[name][is_left_out[name]])
-        tables = tables.keep(name, is_kept.to_numpy())
+        if table is not None and intervals is not None:
+            names_left_out = columns[name].categories[is_left_out[name]]
+            is_kept = _find_allowed(table[key], tables.inter[key], names_left_out, intervals)
+            tables = tables.keep(name, is_kept.to_numpy())
     return tables
+
+
+def _find_allowed(
+    names: pd.Series, interacting: pd.Series, left_out: pd.Index, intervals: Intervals
+) -> pd.Series:
+    """Return which rows of the table of users (or items) stay, as bool.
+
+    A user in the table may have no interaction at all. As in RecBole, that is too few if the lowest
+    interval begins above 0, such as [1,inf); else this user stays.
+
+    Args:
+        names: the name in each row of the table.
+        interacting: the names in the interactions that are left.
+        left_out: the names that were left out by their numbers of interactions.
+        intervals: the allowed numbers, (low, high, inclusive) of each.
+    """
+    if min(low for low, _, _ in intervals) > 0:
+        return names.isin(interacting.unique())
+    return ~names.isin(left_out)
 
 
 def parse_intervals(text: str | None) -> Intervals | None:

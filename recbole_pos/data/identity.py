@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from recbole_pos.data.dataset import Dataset, NameIds
+from recbole_pos.data.dataset import Columns, Dataset, NameIds
 from recbole_pos.data.interactions import counts_time, sort_interactions
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.splits import TEST
@@ -92,8 +92,7 @@ class Vocabulary:
         Returns:
             A row for each name but padding, by field and then in the order of ids, with the columns
             ``field``, ``token`` (the name) and ``events`` (its number of interactions; -1 for names
-            of other fields). Its ``attrs``, which parquet keeps, say under the key ``_COUNTS_TIME``
-            whether times are dates.
+            of other fields). Its ``attrs``, which parquet keeps, say whether times are dates.
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
@@ -120,17 +119,17 @@ class Vocabulary:
         if not has_columns or table.duplicated(["field", "token"]).any():
             raise ValueError("expected columns field, token, events, and each name of a field once")
 
-        # Rows are in the order of ids from 1 on; padding, id 0, is put before them. A run without
-        # users (all were left out) has no rows of their field, and then only padding. The attribute
-        # ``_COUNTS_TIME`` of the table says whether times are dates.
+        # The rows of a field are in the order of ids from 1 on; padding, id 0, is put before them.
+        # Users and items are there even if the table has no rows of them (a run may have left out
+        # all users): they have only padding then.
         tokens: dict[str, np.ndarray] = {}
         counts: dict[str, np.ndarray] = {}
-        for field in (user_field, item_field, *table["field"].unique()):
+        for field in dict.fromkeys([user_field, item_field, *table["field"].unique()]):
             rows = table[table["field"] == field]
             tokens[field] = np.array(["[PAD]", *rows["token"]])
             counts[field] = np.append(0, rows["events"].to_numpy(dtype=np.int64))
-        is_dated = table.attrs.get(_COUNTS_TIME)
-        return cls(tokens, counts[user_field], counts[item_field], is_dated)
+        has_dates = table.attrs.get(_COUNTS_TIME)  # whether times are dates; None if not known
+        return cls(tokens, counts[user_field], counts[item_field], has_dates)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
         """Find the interactions that an earlier run had, in a file that may have grown since.
@@ -147,16 +146,18 @@ class Vocabulary:
         Returns:
             [interactions] bool.
         """
-        # Sort by user and time; a stable sort leaves equal times in the order of the file.
+        # The ids that the run gave to the users; -1 for users whom it did not know. Sort by id and
+        # time; a stable sort leaves equal times in the order of the file.
         user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
         order = np.lexsort((times.to_numpy(), user_ids))
         sorted_ids = user_ids[order]
 
-        # Rank of each in the sorted order, 0 for a user's oldest. Names that the run did not know
-        # have the id -1.
-        rank = np.arange(len(order)) - np.searchsorted(sorted_ids, sorted_ids)
+        # A user's rows follow each other, so an interaction is as many rows after the user's first
+        # one as the user has older interactions. Known users have ids above 0, which is padding.
+        first_row = np.searchsorted(sorted_ids, sorted_ids)
+        num_older = np.arange(len(order)) - first_row
         is_oldest = np.zeros(len(order), dtype=bool)
-        is_oldest[order] = (sorted_ids > 0) & (rank < self.user_counts[sorted_ids])
+        is_oldest[order] = (sorted_ids > 0) & (num_older < self.user_counts[sorted_ids])
         return is_oldest
 
 
@@ -216,24 +217,25 @@ def divide_interactions(
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])  # without padding
     unknown, table = table[~has_known_item], table[has_known_item]
 
-    # Of the others, the oldest ones of each user are those of the run, as many as it had. Later
-    # ones get their names as text, as categories would not fit the columns of the run.
+    # Of the others, each user's oldest are those of the run, as many as it had; the rest is later.
+    # ``spell_out`` makes columns of text of the columns of categories.
     is_of_run = known.find_oldest(table[user_field], table[time_field], user_field)
     of_run, later = table.take(np.flatnonzero(is_of_run)), spell_out(table[~is_of_run])
 
-    # New users, who are in no interaction of the run: those with a later interaction of a known
-    # item, and those with interactions of unknown items only.
-    users = pd.Index(later[user_field].unique()).difference(known.tokens[user_field], sort=False)
-    others = pd.Index(unknown[user_field].astype(str).unique())
-    others = others.difference([*known.tokens[user_field], *users], sort=False)
+    # New users, whom the run did not know, are of two kinds: those with a later interaction of a
+    # known item, and those with interactions of unknown items only.
+    known_users = known.tokens[user_field]
+    new_users = pd.Index(later[user_field].unique()).difference(known_users, sort=False)
+    users_of_unknown = pd.Index(unknown[user_field].astype(str).unique())
+    only_of_unknown = users_of_unknown.difference([*known_users, *new_users], sort=False)
 
     growth = Growth(
-        users=len(users) + len(others),
+        users=len(new_users) + len(only_of_unknown),
         events=len(later),
         items=unknown[item_field].nunique(),
         skipped=len(unknown),
     )
-    return of_run, HeldOut(later, users.to_numpy(), others.to_numpy(), growth)
+    return of_run, HeldOut(later, new_users.to_numpy(), only_of_unknown.to_numpy(), growth)
 
 
 def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
@@ -252,7 +254,7 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     """
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
-        names, column = known.tokens[field][1:], table[field]
+        names, column = known.tokens[field][1:], table[field]  # without padding, the first name
         if column.dtype == object:  # an array of tokens in each cell
             known_names = set(names.tolist())
             table[field] = [
@@ -314,30 +316,47 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
     """Add later interactions to the log of a dataset, in place; none of them becomes a target.
 
     Args:
-        dataset: a copy of the data of a run; its ``split`` and ``missing`` are replaced.
+        dataset: a copy of the data of a run, whose attribute ``split`` is replaced; the masks of
+            missing numbers in its dict ``missing``, too.
         interactions: the later ones, with names as in the file.
     """
-    # Append each column, with ids for names. A missing number is 0 and marked as missing.
+    # Append the later ones to all columns and masks of the log. They count as test, which is not
+    # trained on.
     log, split, num_later = dataset.log, dataset.split, len(interactions)
-    columns = {}
+    columns, missing = _append_later(dataset, interactions)
+    part = np.append(split.part, np.full(num_later, TEST, np.int8))
+    is_target = np.append(split.is_target, np.zeros(num_later, dtype=bool))
+
+    # Sort all again: by user, then by part, so that later ones come after those of training and
+    # validation, then by time. ``order`` has for each row of the new log its row in the columns.
+    fields = log.user_field, log.item_field, log.time_field
+    extended, order = sort_interactions(columns, dataset.user_num, *fields, given_part=part)
+    dataset.missing |= {field: mask[order] for field, mask in missing.items()}
+    dataset.split = replace(split, log=extended, part=part[order], is_target=is_target[order])
+
+
+def _append_later(dataset: Dataset, later: pd.DataFrame) -> tuple[Columns, dict[str, np.ndarray]]:
+    """Return the columns of a log with later interactions below its own, and their missing numbers.
+
+    Args:
+        dataset: the data of a run; its ``log`` has the columns of its own interactions.
+        later: the later interactions, with names as in the file.
+
+    Returns:
+        columns: field -> [rows] or [rows, s] its column, with ids for names, and 0 for a missing
+            number.
+        missing: field of numbers -> [rows] bool, in which rows it is missing.
+    """
+    log, columns, missing = dataset.log, {}, {}
     for field, column in log.fields.items():
-        cells = _read_later(interactions, field, dataset)
+        cells = _read_later(later, field, dataset)
         if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
             is_missing = ~torch.isfinite(cells)
             cells[is_missing] = 0.0
             mask = dataset.missing.get(field, np.zeros(len(log), dtype=bool))
-            dataset.missing[field] = np.append(mask, is_missing.numpy())
+            missing[field] = np.append(mask, is_missing.numpy())
         columns[field] = torch.cat((column, cells))
-
-    # Later interactions count as test, which is not trained on. Sort all again: by user, then by
-    # part, so that later ones come after those of training and validation, then by time.
-    part = np.append(split.part, np.full(num_later, TEST, np.int8))
-    is_target = np.append(split.is_target, np.zeros(num_later, dtype=bool))
-    names = log.user_field, log.item_field, log.time_field
-    extended, order = sort_interactions(columns, dataset.user_num, *names, given_part=part)
-    for field in dataset.missing.keys() & extended.fields.keys():
-        dataset.missing[field] = dataset.missing[field][order]
-    dataset.split = replace(split, log=extended, part=part[order], is_target=is_target[order])
+    return columns, missing
 
 
 def _read_later(interactions: pd.DataFrame, field: str, dataset: Dataset) -> Tensor:

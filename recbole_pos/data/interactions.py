@@ -10,7 +10,6 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -146,7 +145,10 @@ def _cut_users(offsets: np.ndarray, num_rows: int) -> list[tuple[int, int]]:
     Returns:
         The first user of each range, and the one after its last: [(0, 2), (2, 4)].
     """
-    _, first_users = np.unique(offsets[:-1] // num_rows, return_index=True)
+    # All users with the same quotient are a range: in the example the quotients are [0, 0, 1, 1].
+    # ``np.unique`` gives the first user of each: 0 and 2. A range ends where the next one begins.
+    quotients = offsets[:-1] // num_rows
+    _, first_users = np.unique(quotients, return_index=True)
     return list(itertools.pairwise([*first_users.tolist(), len(offsets) - 1]))
 
 
@@ -182,36 +184,38 @@ def sort_interactions(
     """
     storage = storage or Storage()
 
-    # Find the order. For a random order of ties all rows are shuffled first: sorting is stable, so
-    # that only rows with the same user and time keep their shuffled order.
-    shuffled: Any = slice(None)  # all rows as they are
-    if tie_seed is not None:
-        shuffled = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
-    users, times = fields[user_field].numpy()[shuffled], fields[time_field].numpy()[shuffled]
-    part = None if given_part is None else given_part[shuffled]
-    order, offsets = sort_by_user(users, times, part, num_users, storage)
-    if tie_seed is not None:
+    # Find the order: user u gets the rows offsets[u] up to offsets[u + 1].
+    users, times = fields[user_field].numpy(), fields[time_field].numpy()
+    if tie_seed is None:
+        order, offsets = sort_by_user(users, times, given_part, num_users, storage)
+    else:
+        # Shuffle all rows first. Sorting is stable, so rows with the same user and time, and only
+        # these, keep their shuffled order.
+        shuffled = np.random.default_rng(tie_seed).permutation(len(users))
+        part = None if given_part is None else given_part[shuffled]
+        order, offsets = sort_by_user(users[shuffled], times[shuffled], part, num_users, storage)
         order = shuffled[order]
     del users, times  # so that no name holds a column that is taken out below
     # Return freed memory to the system: the sort leaves 200 MB of gaps at 20 million interactions.
     trim_heap()
 
     # Sort one column after the other, each taken out of ``fields`` so that its memory is freed. The
-    # column of users is only taken out: user u has the rows offsets[u] to offsets[u + 1].
+    # column of users is made anew: each user once for each of the rows of that user.
     names = list(fields)
     del fields[user_field]
-    columns = {}
-    for name in list(fields):
-        column = fields.pop(name).numpy()
-        sorted_column = storage.empty(column.shape, column.dtype)
-        # With the default mode "raise" numpy would fill a copy of the output first.
-        np.take(column, order, axis=0, out=sorted_column, mode="clip")
-        columns[name] = torch.from_numpy(sorted_column)
-        del column  # else the file's column would live on beside those that follow
+    columns = {name: _sort_column(fields.pop(name), order, storage) for name in list(fields)}
     sorted_users = storage.store(np.repeat(np.arange(num_users), np.diff(offsets)))
     columns[user_field] = torch.from_numpy(sorted_users)
     columns = {name: columns[name] for name in names}  # in the order of the fields
     return EventLog(columns, offsets, user_field, item_field, time_field), order
+
+
+def _sort_column(column: Tensor, order: np.ndarray, storage: Storage) -> Tensor:
+    """Return the rows of a column in the given order, in new space of a storage."""
+    sorted_column = storage.empty(tuple(column.shape), column.numpy().dtype)
+    # With the default mode "raise" numpy would fill a copy of the output first.
+    np.take(column.numpy(), order, axis=0, out=sorted_column, mode="clip")
+    return torch.from_numpy(sorted_column)
 
 
 def sort_by_user(
@@ -335,6 +339,8 @@ def check_clock(
     distinct = np.unique(times)
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
     if len(steps) == 0:
+        # A model that compares users only asks whose time is earlier. With one time for each user
+        # that is known, whatever the times count, so the checks below do not matter to it.
         if compares_users and len(distinct) > 1:
             return []
         raise UsageError(
@@ -342,16 +348,17 @@ def check_clock(
             f"{advice}"
         )
 
-    # Numbers that only count the rows: 1, 2, 3 and so on, or the same step everywhere.
+    # Numbers of the rows, such as 7, 8, 9 and so on; or the same step everywhere.
     first, last = distinct[0], distinct[-1]
-    counts_rows = len(distinct) == len(times) and len(times) == last - first + 1
-    if counts_rows or (steps == steps[0]).all():
+    are_row_numbers = len(distinct) == len(times) and len(times) == last - first + 1
+    if are_row_numbers or (steps == steps[0]).all():
         return [
             f"{name} looks like a running number, not like clock time: a time-aware model learns "
             f"no more from it than from order; {advice}"
         ]
 
-    # Dates that are unlikely, as milliseconds that are read as seconds.
+    # Unlikely dates, as of milliseconds that are read as seconds. ``counts_time`` returns whether
+    # all times are between 1971 and 2100.
     if counts_time(times, unit):
         return []
     years = [1970 + time * SECONDS[unit] / YEAR for time in (first, last)]

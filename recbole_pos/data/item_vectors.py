@@ -103,10 +103,14 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
 
     Args:
         path: the file.
-        item_field: the column of names; may be absent if there is only one column besides vectors.
+        item_field: the column of names; it may have another name if there is no other column
+            besides the vectors.
+
+    Returns:
+        The open file, of which the names are read, and the vectors as its blocks are iterated.
 
     Raises:
-        UsageError: if there is no one column of lists, or it is not clear which has the names.
+        UsageError: if not exactly one column has lists, or it is not clear which has the names.
     """
     file = pq.ParquetFile(path, memory_map=True)
     schema = file.schema_arrow
@@ -121,7 +125,8 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
     name_column = item_field if item_field in other_columns else other_columns[0]
     names = file.read([name_column]).column(0).cast(pa.string()).to_pandas()
 
-    # The size of all vectors is that of the first that is not empty: read until one is found.
+    # The size that all vectors must have: that of the longest among the first 1,024 rows. Where
+    # these are all empty or missing (0 or None), read on. ``_read_lists`` refuses another size.
     batches = file.iter_batches(1024, columns=list_columns)
     sizes = (compute.max(compute.list_value_length(batch.column(0))).as_py() for batch in batches)
     size = next(filter(None, sizes), 0)
@@ -282,10 +287,11 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
         return
     # The names are written first: a run that is killed in between has no file of vectors, and reads
     # ``source`` again when it is resumed.
-    vectors, _ = read_vectors(source, names, item_field)
+    vectors, _notices = read_vectors(source, names, item_field)
     write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
+    # Write what ``np.save`` writes: the header of a .npy file, and the numbers. ``np.save`` itself
+    # does not say why a write fails, such as that the disk is full.
     with atomic_write(file, text=False) as opened:
-        # As ``np.save`` does; but that bypasses the buffer, and hides the reason of a failed write.
         write_array_header_1_0(opened, header_data_from_array_1_0(vectors))
         opened.write(vectors)
 

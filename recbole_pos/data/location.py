@@ -94,23 +94,28 @@ def read_dataset_name(dataset: Any) -> str | None:
 def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
     """Divide what a user gives as a dataset into its name and the folder that holds its folder.
 
-    For example, the path logs/shop gives ("shop", "logs") if the folder has the dataset shop.
+    A name such as shop is returned as it is, with None. A path such as logs/shop gives ("shop",
+    "logs") if it has the dataset shop, with the file logs/shop/shop.inter.
+
+    If a process was killed while it replaced the folder of this dataset by a new one, the
+    replacement is finished first: whoever reads a dataset begins here.
 
     Args:
         dataset: a name, or a path, which starts in ``data_path`` or in the working directory.
         data_path: the folder in which datasets are looked for by name.
 
     Returns:
-        name: name of the dataset; ``dataset`` as it is if nothing was found.
-        folder: the folder that holds it; None for a name, or where nothing was found.
+        name: name of the dataset; ``dataset`` as it is if the path has no dataset.
+        folder: the folder that holds it; None for a name, or if the path has no dataset.
     """
-    # A process may have been killed while it replaced the folder of this dataset by a new one.
-    # Whoever reads a dataset comes here first, so the replacement is finished here.
-    for path in (Path(data_path) / dataset, Path(dataset)):
+    candidates = (Path(data_path) / dataset, Path(dataset))
+    for path in candidates:
         finish_replacement(path)
-    if Path(dataset).name == dataset and dataset not in ("", ".", ".."):  # a name, no path
+    is_name = Path(dataset).name == dataset and dataset not in ("", ".", "..")
+    if is_name:
         return dataset, None
-    for path in (Path(data_path) / dataset, Path(dataset)):
+
+    for path in candidates:
         folder = path if path.name else path.resolve()  # the path . has no name by itself
         name = folder.name
         # The interactions are in one file, or in one for each part (``benchmark_filename``).
@@ -124,23 +129,21 @@ def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> Non
     """Refuse a dataset whose files of interactions do not exist, with advice.
 
     Args:
-        name: name of the dataset; or, where ``locate_dataset`` found none, the path that the user
-            has typed, such as ``logs/shop``.
-        folder: folder of the dataset.
+        name: name of the dataset, such as shop. If the user has typed a path in which there is no
+            dataset, such as logs/shop, it is this path.
+        folder: folder of the dataset, if ``name`` is a name; a path stands for itself.
         parts: names of the parts of the split that have files of their own
             (``benchmark_filename``); None for one file.
     """
-    # A name, and not a path, is that of a dataset in ``folder``, which is in order if its file of
-    # interactions exists (`list_interaction_files` raises an error for a missing part).
-    is_name = Path(name).name == name
-    if is_name and folder.is_dir() and list_interaction_files(folder, name, parts)[0].exists():
+    # The folder in which the dataset must be. A path is here only if it has no dataset.
+    is_path = Path(name).name != name
+    expected = Path(name) if is_path else folder
+    # `list_interaction_files` raises an error if a part has no file; a single file may be missing.
+    if not is_path and folder.is_dir() and list_interaction_files(folder, name, parts)[0].exists():
         return
 
-    # The folder in which the dataset was expected, such as logs/shop, with the file shop.inter.
-    expected = folder if is_name else Path(name)
-
-    # Propose other datasets: those in a folder that the user may have meant (a folder of datasets
-    # in place of a dataset), or else those beside the expected folder.
+    # Advise datasets that there are: those in the folder of this name, if the user gave a folder of
+    # datasets in place of a dataset; else those beside the expected folder.
     found = _list_datasets(Path(name)) or _list_datasets(expected.parent)
     raise UsageError(
         f"dataset {shown(name)} not found: there is no {expected / expected.name}.inter"

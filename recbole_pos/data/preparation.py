@@ -167,13 +167,16 @@ def convert_to_numbers(tables: Tables, config: Options, known: Vocabulary | None
     Returns:
         The columns of all tables as tensors, with the names by id.
     """
+    # ``names``: field -> all its names, in the order of their ids. ``ids``: (table, field) -> the
+    # id in each row of the file, or an array of ids for each row of a field of lists.
     names, ids = _number_all_names(tables, config, known)
     columns: dict[str, Columns] = {}
     missing: dict[str, np.ndarray] = {}
     for table_name, table in tables.by_name().items():
-        # Interactions stay in the order of the file. A table of users or items gets a row for each
-        # id: ``rows`` has its row in the file, or -1. For example, if the file has the ids [3, 1],
-        # ``rows`` is [-1, 1, -1, 0] for 4 ids.
+        # Interactions stay in the order of the file (``rows`` is None). A table of users or items
+        # is put in the order of ids: rows[i] is the row of id i in the file, or -1 if it has none.
+        # For example, there are 4 ids, 0 to 3, and the file has id 3 in row 0 and id 1 in row 1.
+        # Then ``rows`` is [-1, 1, -1, 0].
         rows, converted = None, {}
         key = key_fields(config).get(table_name)
         if key is not None:
@@ -181,6 +184,8 @@ def convert_to_numbers(tables: Tables, config: Options, known: Vocabulary | None
             rows[ids[table_name, key]] = np.arange(len(table))
             converted[key] = torch.arange(len(rows))
 
+        # ``_pick`` returns the cells of these rows. Where there is no row, a number is missing
+        # (NaN), and a token is 0, which stands for none.
         for field in table.columns.drop(key, errors="ignore"):
             kind = tables.kinds[field]
             if kind == "float":
@@ -215,8 +220,7 @@ def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> n
     """
     if rows is None:
         return cells
-    picked: np.ndarray = np.where(rows >= 0, cells[rows], none)
-    return picked
+    return np.where(rows >= 0, cells[rows], none)
 
 
 def _convert_numbers(values: np.ndarray, field: str, config: Options) -> tuple[Tensor, np.ndarray]:
@@ -312,7 +316,8 @@ def _number_all_names(
         ids: (table, field) -> ids of its cells, [rows] int64, or for a field of lists an array for
             each row.
     """
-    # Groups of fields that share ids, such as [[user_id, friend_ids], [item_id], [genre]].
+    # Fields that share ids are a group. The groups are such as [[user_id, friend_ids], [item_id],
+    # [genre]]: first that of users, then that of items, then each other field of names.
     groups = [
         [config["USER_ID_FIELD"], *(config["alias_of_user_id"] or ())],
         [config["ITEM_ID_FIELD"], *(config["alias_of_item_id"] or ())],
@@ -321,20 +326,20 @@ def _number_all_names(
     token_fields = (field for field, kind in tables.kinds.items() if kind.startswith("token"))
     groups += [[field] for field in token_fields if field not in grouped]
 
-    # Number each group over all tables that have one of its fields: 1 for the first name that
-    # appears, 2 for the next. Names of an earlier run come first, without their padding, and so get
-    # the ids that they had.
+    # Number the names of each group: 1 for the first name that appears, 2 for the next.
     names: dict[str, np.ndarray] = {}
     ids: dict[tuple[str, str], Any] = {}
     for group in groups:
+        # Names of an earlier run get the ids that they had: the first one is padding, with id 0.
         id_by_name: dict[str, int] = {}
         if known is not None and group[0] in known.tokens:
-            known_names = known.tokens[group[0]][1:].tolist()
+            known_names = known.tokens[group[0]].tolist()[1:]
             id_by_name = {name: number for number, name in enumerate(known_names, 1)}
+
+        # ``_number_column`` returns the ids of a column, and adds new names to ``id_by_name``.
         for field in group:
             for table_name, table in tables.by_name().items():
                 if field in table:
-                    # `_number_column` also adds the names that are new to ``id_by_name``.
                     column_ids = _number_column(table[field], id_by_name, tables.storage)
                     ids[table_name, field] = column_ids
         # ``id_by_name`` now has all names of the group, in the order of their ids.
@@ -357,33 +362,32 @@ def _number_column(
     Returns:
         [rows] int64, 0 where there is no name; or an array of int64 for each row of arrays.
     """
+    # A column of lists: number the names of all lists, put end to end, and divide the ids again
+    # where each list ends. [[b], [a, b]] becomes [b, a, b], and [1, 2, 1] becomes [[1], [2, 1]].
+    if column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray):
+        all_names = pd.Series(np.concatenate(column.to_list()), dtype=object)
+        all_ids = _number_column(all_names, id_by_name, Storage())
+        return np.split(np.asarray(all_ids), np.cumsum(column.map(len))[:-1])
+
     # ``names`` are the different names of the column, and ``codes`` has for each cell the index of
-    # its name there, -1 where there is none. A column of categories has both already. The arrays of
-    # a column of lists are put end to end first: [[b], [a, b]] becomes [b, a, b].
-    has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
+    # its name there, -1 where there is none.
     if column.dtype == "category":
         codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
     else:
-        cells = np.concatenate(column.to_list()).astype(object) if has_lists else column
-        codes, names = pd.factorize(cells)
-        names = np.asarray(names, dtype=object)
+        codes, unique_names = pd.factorize(column)
+        names = np.asarray(unique_names, dtype=object)
 
-    # The id of each code, given in the order in which the names appear in the column. `setdefault`
-    # returns the id of a name that has one, and otherwise gives it the next number. The array has
-    # one more place, at its end: an index of -1 reads the last place, where 0 stands for no name.
+    # The id of each code, given in the order in which the names appear in the column: that which
+    # the name has, or else the next number (``setdefault``).
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
-    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)
+    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # the last place stays 0: for code -1
     id_by_code[appeared] = [
         id_by_name.setdefault(name, len(id_by_name) + 1) for name in names[appeared]
     ]
 
-    # Replace codes by ids. Those of lists are divided again, where each list ends.
-    if has_lists:
-        return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
-
-    # Other columns are as long as the file, so this is done chunk by chunk: an index needs 8 bytes
-    # for each code. `empty` makes an array in memory or on disk.
+    # Replace codes by ids, in chunks of rows, since numpy needs 8 more bytes for each code. The
+    # array is in memory or on disk.
     column_ids = storage.empty(len(codes), np.int64)
     for start in range(0, len(codes), CHUNK_INTERACTIONS):
         chunk = slice(start, start + CHUNK_INTERACTIONS)
