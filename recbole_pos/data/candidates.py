@@ -79,12 +79,16 @@ def find_excluded_items(
 
 
 def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
-    """Warn if seen items are not ranked though over 1% of the test targets are such items.
+    """Warn if seen items are excluded though over 1% of the test targets are such items.
+
+    A seen item is one that the user has had before.
 
     Args:
         summary: counts of a split; read are the numbers of test targets, in all
-            (``targets``) and of items that their user has had before (``repeated_targets``).
-        candidates: which items are ranked, in words, from :func:`describe_candidates`.
+            (``targets``) and of seen items (``repeated_targets``).
+        candidates: which items are ranked, as a text from :func:`describe_candidates`: one of "all
+            items" (ALL_ITEMS), "items not in the user's past" (WITHOUT_SEEN) and "items not in the
+            user's past, and the target".
 
     Returns:
         One warning, or none.
@@ -93,11 +97,11 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
         return []
-    # Seen items are excluded. If ``candidates`` says WITHOUT_SEEN, no seen item is ranked; else a
-    # target that is a seen item is ranked, without other seen items beside it.
-    effect = "which makes them easy to hit: no other seen item is ranked"
+
     if candidates == WITHOUT_SEEN:
         effect = "which are excluded, so that no model can hit them"
+    else:  # of the seen items only the target is ranked
+        effect = "which makes them easy to hit: no other seen item is ranked"
     return [
         f"mask_history: {num_repeated:,} of {num_targets:,} test targets "
         f"({num_repeated / num_targets:.0%}) are items that their user has had before, {effect}; "

@@ -63,28 +63,45 @@ class RecBoleView(SequentialDataset):
             phase: train, valid or test, whose targets are the rows; None for all interactions that
                 have a history.
         """
-        # What an attribute is for is said at the class. Most are those of RecBole's dataset, under
-        # RecBole's names, with values of the finished dataset.
         config = data.config
         self.data, self.phase, self.config = data, phase, config
 
-        # The names of the dataset and of its fields, and lengths of histories.
+        # Names that RecBole's models and loaders read: of the dataset, its folder and its fields.
         self.dataset_name, self.dataset_path = data.dataset_name, config["data_path"]
         self.uid_field, self.iid_field = data.uid_field, data.iid_field
         self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
+
+        # Histories: at most so many items, and the field with the number of items in each.
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
 
-        # The tables of users and items (RecBole's Interaction is a table of tensors by field), and
-        # names by id.
+        # Names by id, and the tables of users and items. RecBole's Interaction is a table: field ->
+        # tensor.
         self.field2id_token, self.field2token_id = data.field2id_token, data.field2token_id
         self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
         self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
+        self._describe_fields()
 
-        # What RecBole knows of each field: its type, such as token; the table that it is in, by
-        # which it is written; the length of its lists, which are the second dimension of a column;
-        # and for numbers, into how many buckets they are divided, for which RecBole writes 2 where
-        # they are not.
+        # The rows of this view: all interactions, those of a phase, or for sequential models the
+        # targets of a phase with their histories.
+        self.inter_feat = Interaction(dict(data.log.fields))
+        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+            # RecBole's method gives each field of ``inter_feat`` an attribute with the name of its
+            # histories: ``item_id_list_field`` is "item_id_list". The rows with history, which
+            # replace ``inter_feat`` next, have further fields, which must not get one.
+            self._aug_presets()
+            self.inter_feat = self._make_rows_with_history()
+        elif phase is not None:
+            self.inter_feat = self._make_rows_without_history()
+
+    def _describe_fields(self) -> None:
+        """Set what RecBole's models read about each field, to choose and size its embedding.
+
+        ``field2type`` is its type, such as token. ``field2source`` is the table that it is in.
+        ``field2seqlen`` is the length of its lists, 1 if it has none. ``field2bucketnum`` is there
+        for numbers only, which RecBole can divide into buckets; it is 2 where they are not divided.
+        """
+        data = self.data
         self.field2type = {field: FeatureType(kind) for field, kind in data.kinds.items()}
         self.field2source, self.field2seqlen = {}, {}
         for name, table in data.tables.items():
@@ -94,19 +111,7 @@ class RecBoleView(SequentialDataset):
                 self.field2seqlen[field] = column.size(1) if has_lists else 1
         self.field2source[data.uid_field] = FeatureSource.USER_ID
         self.field2source[data.iid_field] = FeatureSource.ITEM_ID
-        floats = [field for field, kind in data.kinds.items() if "float" in kind]
-        self.field2bucketnum = dict.fromkeys(floats, 2)
-
-        # The rows (``inter_feat``): all interactions at first; then those of the phase, which for
-        # sequential models have histories. RecBole's ``_aug_presets`` sets an attribute with the
-        # name of the history's column for each column of ``inter_feat``: ``item_id_list_field`` is
-        # "item_id_list". So it is called before these are replaced.
-        self.inter_feat = Interaction(dict(data.log.fields))
-        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            self._aug_presets()
-            self.inter_feat = self._make_rows_with_history()
-        elif phase is not None:
-            self.inter_feat = self._make_rows_without_history()
+        self.field2bucketnum = {field: 2 for field, kind in data.kinds.items() if "float" in kind}
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that this view does not have itself from the dataset, ``self.data``.
@@ -121,8 +126,9 @@ class RecBoleView(SequentialDataset):
     def _make_rows_with_history(self) -> PrefixRows:
         """Return the rows of a sequential model: interactions, each with the history before it.
 
-        These are the targets of the phase; with ``augmentation: none`` only each user's newest
-        target of training. Without a phase they are all interactions that have a history.
+        A view of a phase (train, valid or test) has its targets, the interactions to predict. For
+        training, the option ``augmentation: none`` leaves each user only the newest of them. A view
+        of the whole dataset (``phase`` is None) has all interactions but the first of each user.
         """
         data, config = self.data, self.config
         return PrefixRows(
@@ -138,21 +144,22 @@ class RecBoleView(SequentialDataset):
     def _make_rows_without_history(self) -> Interaction:
         """Return the interactions of this phase for general models, which read no histories.
 
-        For training these are all training interactions, also those that no history precedes; of
-        these, ``target_events`` (an option: which kind of interaction is to be predicted) leaves
-        only that kind. For validation and test they are the targets.
+        For validation and test these are the targets, the interactions to predict. For training
+        they are all training interactions, also the first of each user. If the option
+        ``target_events`` names kinds of interactions, such as purchases, training has only those.
         """
-        # ``find_selected`` returns None if the option ``target_events`` is not set. PHASES are
-        # train, valid and test, which have the numbers 0, 1 and 2.
         data = self.data
-        if self.phase != "train":
-            mask = data.split.find_targets(PHASES.index(str(self.phase)))
-        else:
+        if self.phase == "train":
             mask = data.part == TRAIN
+            # [interactions] bool, which ones ``target_events`` names; None if it is not set.
             target_events = self.config["target_events"]
             is_selected = find_selected(target_events, data.log, data.missing, data.field2id_token)
             if is_selected is not None:
                 mask &= is_selected
+        else:
+            # [interactions] bool, which ones are targets of the phase, given as its number: 1 or 2.
+            mask = data.split.find_targets(PHASES.index(str(self.phase)))
+
         rows = torch.from_numpy(np.flatnonzero(mask))
         columns = {name: column[rows] for name, column in data.log.fields.items()}
         # A further column, called TARGET_EVENT, has the number of each row in the log.
@@ -201,7 +208,8 @@ class RecBoleView(SequentialDataset):
             form: coo or csr, as in RecBole.
             value_field: field of interactions whose values the matrix has; ones if None.
         """
-        # RecBole would take ``inter_feat``, which for sequential models has only rows with history.
+        # This replaces RecBole's method, which would read the rows of the view (``inter_feat``):
+        # for sequential models each user's first interaction is missing there.
         part, fields = self.data.part, self.data.log.fields
         mask = np.ones(len(part), bool) if self.phase is None else part == PHASES.index(self.phase)
         rows = torch.from_numpy(np.flatnonzero(mask))

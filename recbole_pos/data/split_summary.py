@@ -49,17 +49,22 @@ def describe_split(summary: dict[str, Any]) -> str:
 
 
 def _list_remarks(summary: dict[str, Any], phase: str) -> list[str]:
-    """Return what is worth a remark on the part of a phase, such as "10 without history".
+    """Return what is worth a remark on one phase of a split, such as "10 without history".
 
     Args:
-        summary: of the split.
+        summary: counts of the split. Most are by phase, such as ``{"without_history": {"train": 0,
+            "valid": 4, "test": 10}}``. ``sessions`` is empty unless whole sessions were split;
+            then it may have ``left_out``, the number of training sessions that are not used.
         phase: train, valid or test.
     """
+    # For training only sessions that are not used are remarked on.
     if phase == "train":
         num_left_out = summary["sessions"].get("left_out")
         return [f"{num_left_out:,} older sessions left out"] if num_left_out else []
-    # ``_REMARKABLE`` has the names of counts: of interactions that are no targets, and of targets
-    # that are unusual, such as ``cold_targets``, of items that were never trained on.
+
+    # For validation and test the counts that ``_REMARKABLE`` names: of interactions that are no
+    # targets, such as ``without_history``, and of unusual targets, such as ``cold_targets``, whose
+    # items were never trained on. Some splits do not have all of these.
     counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
     return [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]
 
@@ -67,13 +72,15 @@ def _list_remarks(summary: dict[str, Any], phase: str) -> list[str]:
 def make_warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about what makes metrics too good, or hides a mistake in the files.
 
-    These are exact copies of interactions, leaks (held-out interactions that are copies of, or
-    older than, what is trained on), and parts of which no item was trained on.
+    They warn of exact copies of interactions; of leaks, which are held-out interactions that are
+    copies of training interactions or older than these; and of a phase whose targets all have items
+    that were never trained on.
 
     Args:
-        summary: of the split; see :func:`~recbole_pos.data.targets.make_split`.
+        summary: counts of the split, each by phase, such as {"train": 9, "valid": 1, "test": 1};
+            see :func:`~recbole_pos.data.targets.make_split`.
     """
-    # Exact copies. Counts of the summary are by phase: {"train": 9, "valid": 1, "test": 1}.
+    # Exact copies.
     warnings = []
     targets, num_copies = summary["targets"], sum(summary["copies"].values())
     if num_copies:

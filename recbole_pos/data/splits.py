@@ -131,18 +131,18 @@ def _read_held_out(value: Any) -> tuple[int, int]:
     """Return how many targets of each user leave-one-out holds out for validation and for test.
 
     Args:
-        value: valid_and_test, valid_only or test_only; or numbers such as {valid: 1, test: 3},
-            where a part that is not named gets 0.
+        value: one of RecBole's words valid_and_test, valid_only and test_only; or a dict with a
+            number above 0 for valid, test or both, such as {valid: 1, test: 3}.
 
     Returns:
-        Number of targets for validation, and for test.
+        Number of targets for validation, and for test; 0 for one that is not named.
 
     Raises:
         UsageError: if the value is neither.
     """
-    # Of one of RecBole's words (the keys of ``_HELD_OUT``), the numbers that it means; of another
-    # word none, which is refused.
-    numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
+    # ``_HELD_OUT`` has the dict that each word means. An unknown word stays a text, which is
+    # refused as all else that is not a dict.
+    numbers: Any = _HELD_OUT.get(value, value) if isinstance(value, str) else value
     is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= {"valid", "test"}
     if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
         raise UsageError(
@@ -228,12 +228,11 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
             f"as in the time field; found {shown(value)}"
         )
 
-    # The number of boundaries before a time is its part: 0 TRAIN, 1 VALID, 2 TEST.
-    part = np.searchsorted(boundaries, times, side=side).astype(np.int8)
-    if len(boundaries) == 1:  # there is no validation
-        part[part == VALID] = TEST
+    # The number of boundaries before a time, 0, 1 or 2, says which of the parts it is in.
+    parts = [TRAIN, VALID, TEST] if len(boundaries) == 2 else [TRAIN, TEST]
+    part = np.array(parts, np.int8)[np.searchsorted(boundaries, times, side=side)]
 
-    for phase in (TRAIN, VALID, TEST) if len(boundaries) == 2 else (TRAIN, TEST):
+    for phase in parts:
         if not (part == phase).any():
             raise UsageError(
                 f"eval_args.split.GT: {shown(value)} leaves no interaction for {PHASES[phase]}; "
@@ -291,24 +290,26 @@ def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
         part: [interactions] int8 of TRAIN, VALID and TEST.
         last_times: the time of the last interaction of training and, if it exists, of validation.
     """
-    # The part of each session, in the order of last times: the number of bounds at or before it.
+    # The ids of the sessions in the order of their last times, and how many of them come before
+    # validation and test: [8, 9], or [8] if there is no validation.
     sessions = _order_sessions(log)
     bounds = _read_bounds(value, len(sessions))
-    part = np.searchsorted(bounds, np.arange(len(sessions)), side="right")
-    if len(bounds) == 1:  # there is no validation
-        part[part == VALID] = TEST
 
-    # The same by id, and by interaction: ``log.lengths`` has the number of interactions of each
-    # session. Ids without interactions keep 0, which no row gets.
-    part_by_session = np.zeros(len(log.lengths), dtype=np.int8)
-    part_by_session[sessions] = part
-    part_by_row = np.repeat(part_by_session, log.lengths)
+    # The part of each session in this order: 8 times TRAIN, once VALID, once TEST.
+    parts = [TRAIN, VALID, TEST] if len(bounds) == 2 else [TRAIN, TEST]
+    ordered_parts = np.repeat(parts, np.diff([0, *bounds, len(sessions)]))
 
-    # The last sessions before each bound, and the times of their last interactions: session s has
-    # the rows offsets[s] to offsets[s + 1] of the log, the last one excluded.
+    # Put the parts in the order of ids, and repeat each for the interactions of its session, of
+    # which ``log.lengths`` is the number.
+    part_by_id = np.zeros(len(log.lengths), dtype=np.int8)
+    part_by_id[sessions] = ordered_parts
+    part_by_row = np.repeat(part_by_id, log.lengths)
+
+    # The last session of training, and of validation: those just before a bound. The rows of
+    # session s in the log end before offsets[s + 1], so its last one is the row before that.
     last_sessions = sessions[np.array(bounds) - 1]
-    last_times = log.times.numpy()[log.offsets[last_sessions + 1] - 1]
-    return part_by_row, last_times.tolist()
+    last_rows = log.offsets[last_sessions + 1] - 1
+    return part_by_row, log.times.numpy()[last_rows].tolist()
 
 
 def _order_sessions(log: EventLog) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,26 +195,28 @@ def _find_values(
     Args:
         field: name of the field, for messages.
         selection: a value or a list of values, as the user has written them: ``[buy, cart]``.
-        present: [n] different values in the data: ids of tokens, or numbers.
+        present: [n] different values in the data: ids of tokens, or float32 numbers.
         tokens: [ids] name of each id; None for a field of numbers.
         requires_all: whether a value that no interaction has is an error.
 
     Returns:
         Those of the values ``present`` that are selected.
     """
-    # Text of each value in the data -> the value. Padding is in no interaction.
-    value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
+    # Values are compared by their texts. A value in the data has the text of its token, or of its
+    # number, such as 0.1. Padding is in no interaction.
+    texts_in_data = map(str, present if tokens is None else tokens[present])
+    value_by_text = dict(zip(texts_in_data, present, strict=True))
     value_by_text.pop("[PAD]", None)
 
     values = []
     for wanted in selection if isinstance(selection, (list, tuple)) else [selection]:
-        # How the wanted value may be written in the data: numbers are stored as float32, and True
-        # may be True (as pandas writes it) or true (as `recbole-pos convert` does).
-        texts = [str(wanted)]
         if tokens is None and is_number(wanted):
-            texts = [str(np.float32(wanted))]
+            texts = [str(np.float32(wanted))]  # the text of the same number in the data
         elif isinstance(wanted, bool):
-            texts.append(str(wanted).lower())
+            # True is written as True by pandas, and as true by `recbole-pos convert`.
+            texts = [str(wanted), str(wanted).lower()]
+        else:
+            texts = [str(wanted)]
 
         found = [value_by_text[text] for text in texts if text in value_by_text]
         values += found
@@ -543,23 +545,30 @@ def _choose_held_out(
     """
     if mode == "all":
         return rows
-    # One group for each user and phase, with a number such as 3 * user + phase. The interactions of
-    # a user are in time order, so those of a phase follow each other: a group is ``counts`` rows
-    # from ``first`` on.
+    # The possible targets of one user in one phase (TRAIN 0, VALID 1 or TEST 2) are a group, with
+    # the number 3 * user + phase. They follow each other in ``rows``, in the order of time: a group
+    # has ``counts`` rows, from the place ``first`` on.
     users = log.users.numpy()[rows]
-    groups, first, counts = np.unique(
-        users * len(PHASES) + part[rows], return_index=True, return_counts=True
-    )
+    group_by_row = users * len(PHASES) + part[rows]
+    groups, first, counts = np.unique(group_by_row, return_index=True, return_counts=True)
     if mode == "first":
         return rows[first]
     if mode == "last":
         return rows[first + counts - 1]
 
-    # Random: the digest (hash) of "test ann", as a number, chooses one of ann's rows in the test.
+    # Random: ``hash_texts`` gives a number for each text, such as 23 for "test ann" (the user ann
+    # in the test). If that group has 5 rows, choose row 3 of these, the remainder of 23 / 5.
     group_users, phases = np.divmod(groups, len(PHASES))
-    hashes = np.empty(len(groups), dtype=np.int64)
-    for i, name in enumerate(user_tokens[group_users].tolist()):
-        text = f"{PHASES[phases[i]]} {name}"
-        digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
-        hashes[i] = int.from_bytes(digest, "little")
-    return rows[first + hashes % counts]
+    names = user_tokens[group_users].tolist()
+    texts = [f"{PHASES[phase]} {name}" for phase, name in zip(phases, names, strict=True)]
+    numbers = np.array(hash_texts(texts, num_bytes=7), dtype=np.int64)
+    return rows[first + numbers % counts]
+
+
+def hash_texts(texts: Iterable[str], num_bytes: int) -> list[int]:
+    """Return a number for each text, which looks random and is the same in every run.
+
+    It is the digest (a hash) of the text, read as one whole number of so many bytes.
+    """
+    digests = (hashlib.blake2b(text.encode(), digest_size=num_bytes).digest() for text in texts)
+    return [int.from_bytes(digest, "little") for digest in digests]
