@@ -135,8 +135,8 @@ def _run_command(words: list[str]) -> None:
     # Without a command it is a run: `recbole-pos -m FPARec ...`, as in RecBole's script.
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["run", *words]
-    # The parser of the whole command line has one for each first word: a command, or a group of
-    # commands such as inspect.
+    # The parser of the whole command line, and those of commands by the first word: the name of a
+    # command, or of a group of commands such as inspect.
     parser, command_parsers = make_parser()
     command_parser = command_parsers.get(words[0], parser) if words else parser
 

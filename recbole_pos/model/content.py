@@ -207,9 +207,9 @@ class Statistics:
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Use content vectors of items in a model, if the option ``item_vectors`` gives any.
 
-    Content vectors are made outside of the model, of texts or images of items. The option
-    ``item_vectors_use`` says what the vector of an item is then, where its row is that in the
-    model's table, ``item_embedding``, and MLP is a network of two layers:
+    Content vectors are made outside of the model, of texts or images of items. The model has a
+    table with a row for each item, ``item_embedding``, and MLP is a network of two layers. The
+    option ``item_vectors_use`` says what the vector of an item is:
 
     - ``init``: its row, which starts as the content;
     - ``add``: its row plus MLP(content), without the row for items that do not occur in training;
@@ -230,6 +230,7 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if use == "init":
         if files:  # there are none if a saved run is loaded: its weights include the content
             _start_from_content(model, config, dataset)
+        # the rows are trained if the option is None, its default, or True
         model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
     elif files:
         _add_trained_function(model, config, dataset, keeps_rows=use == "add")
