@@ -1,7 +1,7 @@
 """Training of one model in several processes, each with a part of every batch.
 
 :class:`Shard` cuts this process's part out of a batch. :class:`SharedLoss` sums gradients over all
-processes, and :func:`make_global_loss` serves losses that compare the rows of a batch. The rest
+processes, and :func:`compute_global_loss` serves losses that compare the rows of a batch. The rest
 sums or gathers tensors of all processes. torch.distributed must have a process group.
 """
 
@@ -47,28 +47,29 @@ class Shard:
         return self.size == 1
 
     def take(self, rows: Any, target_counts: Any = None) -> Any:
-        """Return this process's rows of a batch, and count the targets in them and in the batch.
+        """Return this process's rows of a batch, and count the items to predict (targets) in them.
 
-        The counts are kept in ``num_targets`` and ``num_batch_targets``, from which the process's
-        share of the loss follows (``weight``).
+        Process 0 of 2 gets the rows [a, c] of [a, b, c]. If the three rows have 4, 1 and 3 targets,
+        its ``num_targets`` becomes 7 and ``num_batch_targets`` 8. From these two follows its
+        ``weight`` 7 / 8, by which the process multiplies its mean loss.
 
         Args:
             rows: the rows of the whole batch, an array or a tensor.
-            target_counts: number of items to predict in each row, as long as ``rows``; one each by
-                default.
+            target_counts: number of targets of each row, as long as ``rows``; one each by default.
         """
         counts = np.ones(len(rows), dtype=int) if target_counts is None else target_counts
-        self.num_batch_targets = int(counts.sum())
-        # this process has the rows rank, rank + size, rank + 2 * size, ...
-        self.num_targets = int(counts[self.rank :: self.size].sum())
+        own_counts = counts[
+            self.rank :: self.size
+        ]  # every ``size``-th, as ``take_rows`` takes them
+        self.num_targets, self.num_batch_targets = int(own_counts.sum()), int(counts.sum())
         return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
         """Return this process's rows of a batch: every ``size``-th row from row ``rank`` on.
 
-        Of [a, b, c, d], process 0 of 3 has [a, d]. A process without a row gets the first row of
-        the batch, since all processes must make the same steps. :meth:`take` counts no target for
-        it, so its ``weight`` in the loss is 0.
+        Of [a, b, c, d], process 0 of 3 has [a, d]. If there are fewer rows than processes, a
+        process without a row of its own gets the first row of the batch, since all processes must
+        make the same steps. That row does not count: the process's loss has the weight 0.
 
         Args:
             rows: the rows of the whole batch, an array or a tensor.
@@ -109,13 +110,15 @@ class SharedLoss:
         """
         self.model = model
 
-        # DistributedDataParallel calls the ``forward`` of a module, so _Loss is a module whose
-        # ``forward`` returns the loss. Newer versions of torch warn that the argument
-        # ``broadcast_buffers`` will get another name; older ones know only this name.
+        # DistributedDataParallel calls the ``forward`` of a module and sums the gradients of the
+        # module's parameters. So the loss becomes a module: the ``forward`` of _Loss returns it.
+        module = _Loss(model, loss)
         with warnings.catch_warnings():
+            # Newer versions of torch warn that the argument ``broadcast_buffers`` will get another
+            # name; older ones know only this name.
             warnings.simplefilter("ignore", FutureWarning)
             self.parallel = DistributedDataParallel(
-                _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
+                module, find_unused_parameters=True, broadcast_buffers=False
             )
 
         # By default DistributedDataParallel takes the mean of the processes' gradients. This hook
@@ -176,69 +179,56 @@ def _start_sum(gradients: Tensor) -> Any:
     return summed.then(lambda done: done.value()[0])  # its value is a list of one tensor
 
 
-def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
-    """Make a loss that sees the rows of all processes, from one that compares rows of a batch.
+def compute_global_loss(
+    loss: Callable[..., Tensor], shard: Shard, states: Tensor, items: Tensor, targets: Tensor
+) -> Tensor:
+    """Return a loss of the rows of all processes, where each process has some rows of a batch.
 
-    Such a loss uses, for example, the targets of other rows as negatives, and would miss those of
-    other processes. So each process gathers the rows of all processes, and computes the same loss
-    of the whole batch with the same random numbers.
+    A loss that compares the rows of a batch, for example with the targets of other rows as
+    negatives, would miss the rows of other processes. So each process gathers the rows of all, and
+    computes the same loss L of the whole batch with the same random numbers.
 
-    The gradients are those of one process with the whole batch. All processes compute the same loss
-    L. The training loop multiplies L by ``shard.weight`` (the weights of all processes sum to 1)
-    and adds up the gradients of the parameters over the processes:
+    The gradients become those of one process with the whole batch. Later each process multiplies
+    its gradients by its weight (``shard.weight``; the weights of all processes sum to 1), and those
+    of all processes are added up. With w the weight of a process, this does for the gradient of
 
-    - The gradient of the item embeddings is dL/dE in every process. Times the weights, and added
-      up, it is dL/dE again.
-    - A row's hidden state has a gradient only in the process to which the row belongs. Times that
-      process's weight it is too small, so a hook divides it by the weight.
+    - the item embeddings: it is dL/dE in every process, and the sum of all w dL/dE is dL/dE again.
+    - a state: it exists in one process only, and w dL/ds would be too small. So it is divided by w
+      here, in advance.
 
     Args:
-        loss: function of states [m, d], item embeddings [items, d] and targets [m] that returns a
-            scalar.
+        loss: the loss, a function of states, item embeddings and targets that returns a scalar.
         shard: this process's part of the batch.
+        states: [m, d] hidden states of this process's rows.
+        items: [items, d] item embeddings.
+        targets: [m] ids of the target items of these rows.
 
     Returns:
-        A function with the arguments of ``loss``: states and targets of this process's part.
+        Scalar L, the same in each process.
     """
+    # A process for which a batch has no row was given one nevertheless, with 0 targets. Without it
+    # this process may have no rows here.
+    num_rows = len(states) if shard.num_targets else 0
+    own_states, own_targets = states[:num_rows], targets[:num_rows]
+    if own_states.requires_grad:
+        own_states.register_hook(lambda gradient: gradient / shard.weight)
 
-    def compute_global_loss(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of the rows of all processes (a scalar), the same in each process.
+    # Tell all processes how many rows this one has, and a seed.
+    header = torch.tensor([[num_rows, int(torch.randint(2**62, ()))]], device=states.device)
+    headers = torch.cat(_gather(header, [1] * shard.size))  # [processes, 2]
+    sizes, seeds = headers.t().tolist()
 
-        Args:
-            states: [m, d] hidden states of this process's rows.
-            items: [items, d] item embeddings.
-            targets: [m] ids of the target items of these rows.
-        """
-        # Tell all processes how many rows this one has, and a seed. A process without targets has
-        # a row as well (``Shard.take_rows``), which is left out here.
-        num_rows = len(states) if shard.num_targets else 0
-        own_states = states[:num_rows]
-        seed = int(torch.randint(2**62, ()))
-        header = torch.tensor([num_rows, seed], device=states.device)
-        headers = [torch.empty_like(header) for _ in range(shard.size)]
-        dist.all_gather(headers, header)
-        sizes = [int(size) for size, _ in headers]
-        first_seed = int(headers[0][1])
+    # Join the rows of all processes. What comes from other processes has no gradient.
+    parts = _gather(own_states.detach(), sizes)
+    parts[shard.rank] = own_states
+    all_states, all_targets = torch.cat(parts), torch.cat(_gather(own_targets, sizes))
 
-        # Join the rows of all processes. What comes from other processes has no gradient.
-        parts = _gather(own_states.detach(), sizes)
-        parts[shard.rank] = own_states
-        all_states, all_targets = torch.cat(parts), torch.cat(_gather(targets[:num_rows], sizes))
-
-        # The training loop will multiply the loss by ``shard.weight``, and so all gradients. That
-        # of this process's states comes from no other process, so it is divided by the weight. That
-        # of the item embeddings is added up over all processes, whose weights sum to 1.
-        if own_states.requires_grad:
-            own_states.register_hook(lambda gradient: gradient / shard.weight)
-
-        # All processes draw the same negatives, from the seed of process 0. The random state of
-        # the model itself, on CPU and GPU, is left as it was.
-        devices = [states.device] if states.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(first_seed)
-            return loss(all_states, items, all_targets)
-
-    return compute_global_loss
+    # All processes draw the same random numbers, from the seed of process 0. The random state of
+    # the model itself, on CPU and GPU, is left as it was.
+    devices = [states.device] if states.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seeds[0])
+        return loss(all_states, items, all_targets)
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:

@@ -32,7 +32,7 @@ from torch.distributed.launcher.api import LaunchConfig
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import WindowLoader
-from recbole_pos.distributed import Shard, SharedLoss, make_global_loss
+from recbole_pos.distributed import Shard, SharedLoss, compute_global_loss
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment import launch
 from recbole_pos.experiment.launch import list_gpus
@@ -264,7 +264,9 @@ def require_the_losses_of_one_process(rank: int) -> None:
         def compute(loss: Any, index: Tensor, e=encoder, i=items, x=x, t=targets) -> Tensor:
             return loss(e(x[index]), i.weight, t[index])
 
-        shared = SharedLoss(model, functools.partial(compute, make_global_loss(alone, shard)))
+        shared = SharedLoss(
+            model, functools.partial(compute, functools.partial(compute_global_loss, alone, shard))
+        )
         torch.manual_seed(50 + rank)
         value = shared(shard.take(torch.arange(rows))) * shard.weight
         value.backward()

@@ -134,7 +134,8 @@ class PosTrainer(EvaluatingTrainer):
         if not self.shard.is_alone:
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
-                model.loss = distributed.make_global_loss(model.loss, self.shard)
+                global_loss = distributed.compute_global_loss
+                model.loss = functools.partial(global_loss, model.loss, self.shard)
         self.optimizer: Any = self._build_optimizer()
         self.kept_gradient: KeptGradient | None = None
         self.steps = 0
