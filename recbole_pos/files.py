@@ -52,53 +52,72 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         The open file.
 
     Raises:
-        UsageError, StorageError: as :func:`name_write_errors` says, if the file cannot be written.
+        UsageError: if ``path`` is a folder or too long, or its folder does not exist.
+        StorageError: if the file cannot be written for another reason, such as a full disk.
     """
     path = Path(path)
-    # Special is a pipe or a device. (os.path.exists is used since Path.exists would raise an error
-    # for a name that is too long. Such a name is refused below, where the file is opened.)
-    is_special = os.path.exists(path) and not path.is_file()
-    target = Path(os.path.realpath(path))  # of a link, the file that it points to
-    unfinished = path
-    if not is_special:
-        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    # A pipe or a device. (os.path.exists is used since Path.exists would raise an error for a name
+    # that is too long. Such a name is refused below, where the file is opened.)
+    if os.path.exists(path) and not path.is_file():
+        with _open_to_write(path, text, path) as file:
+            yield file
+        return
 
-    # ``name_write_errors`` turns an OSError into one that says which file could not be written.
-    with name_write_errors(path):
-        options: dict[str, Any] = {"encoding": "utf-8", "newline": ""} if text else {}
-        file: IO = open(unfinished, "w" if text else "wb", **options)
+    target = Path(os.path.realpath(path))  # of a link, the file that it points to
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        if not is_special:
+        with _open_to_write(unfinished, text, path) as file:
             with suppress(OSError):  # no former file, or the file system has no permissions
                 shutil.copymode(target, unfinished)
-        yield file
+            yield file
+            with name_write_errors(path):
+                file.flush()
+                os.fsync(file.fileno())  # brings the content to the disk
 
-        # All of it is written: bring it to the disk, and give it its name.
         with name_write_errors(path):
+            os.replace(unfinished, target)
+            _sync_folder(target.parent)
+    finally:
+        with suppress(OSError):  # after a success it is gone, since it got its final name
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _open_to_write(file_path: Path, text: bool, name: Path) -> Iterator[IO]:
+    """Open a file for a ``with`` block to write; say so by a name if it cannot be written.
+
+    Args:
+        file_path: the file to open.
+        text: whether the file takes text (UTF-8), or bytes.
+        name: path for messages, if the user knows the file by another one.
+
+    Yields:
+        The open file.
+
+    Raises:
+        UsageError, StorageError: if the file cannot be opened, or the disk is full.
+    """
+    # ``name_write_errors`` turns an OSError in its block into one that says which file it is about.
+    options: dict[str, Any] = {"encoding": "utf-8", "newline": ""} if text else {}
+    with name_write_errors(name):
+        file: IO = open(file_path, "w" if text else "wb", **options)
+    try:
+        yield file
+        with name_write_errors(name):
             file.flush()
-            if not is_special:
-                os.fsync(file.fileno())
-                file.close()  # Windows renames no open file
-                os.replace(unfinished, target)
-                _sync_folder(target.parent)
     except Exception as error:
-        # If the disk is full, say which file could not be written. The error for that is an OSError
-        # with a number in _FULL. Either the block has raised it, or a library has, while it handled
-        # it, raised another one: torch.save does so. Python keeps the first as ``__context__``.
+        # A full disk (an OSError with a number in _FULL) is named here, whoever was writing. Some
+        # libraries, such as torch.save, raise an error of their own while they handle that one,
+        # which Python then keeps as ``__context__``. All other errors stay as they are.
         for cause in (error, error.__context__):
             if isinstance(cause, OSError) and cause.errno in _FULL:
-                with name_write_errors(path):
+                with name_write_errors(name):
                     raise cause from None
         raise
     finally:
-        # If something failed, the file is still open. Closing it tries to write the rest, and may
-        # fail, too. A file that is closed already stays so.
+        # After an error, closing tries once more to write the rest, and may fail, too.
         with suppress(OSError):
             file.close()
-        # After a success this hidden file is gone, since it got its final name.
-        if not is_special:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
