@@ -292,15 +292,18 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
     """
     import torch
 
-    # _DEFERRED maps a few modules of RecBole to the slow library that each imports.
-    # ``import library`` in the module finds a stand-in, whose functions import the library when
-    # they are called. Afterwards the stand-in is gone, and others import the library itself.
+    # A few modules of RecBole import a slow library, for functions that are hardly ever called;
+    # _DEFERRED has its name. While such a module runs, Python finds a stand-in under this name, so
+    # that ``from library import function`` gives the module a function of the stand-in, which
+    # imports the library when it is called. The module keeps that function. The stand-in itself is
+    # removed again, so that all other modules import the library as usual.
     library = _DEFERRED.get(module.__name__, "")
     has_stand_in = library != "" and library not in sys.modules
     if has_stand_in:
         sys.modules[library] = _StandIn(library)
     try:
-        with torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):  # restored at the end
+        # at the end of this block, anomaly detection is on or off as it was before
+        with torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
             execute(module)
     finally:
         if has_stand_in:

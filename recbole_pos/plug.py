@@ -45,22 +45,24 @@ def _add_trainers(module: ModuleType) -> None:
 
 
 def _add_class(module: ModuleType, suffix: str, home: str, class_name: str) -> None:
-    """Add names such as ``FPARecTrainer`` to a module of RecBole, for every model of the plugin.
+    """Let RecBole find a class (or function) of this package in one of RecBole's modules.
 
-    The module gets a function ``__getattr__``, which Python calls for names that it lacks (PEP
-    562). RecBole calls what it finds under the name, as a class or a function.
+    For example RecBole trains the model FPARec by the class ``FPARecTrainer`` in its module
+    ``recbole.trainer``. The module has no such class. With ``suffix="Trainer"`` it gets a function
+    ``__getattr__``, which Python calls for names that a module lacks (PEP 562), and which returns
+    this package's ``PosTrainer`` for FPARec and all other models that this package trains.
 
     Args:
-        module: the module.
-        suffix: what follows the name of the model, such as ``Trainer``.
-        home: full name of the module that has what is returned for such a name.
-        class_name: its name there.
+        module: RecBole's module, such as ``recbole.trainer``.
+        suffix: what follows a model's name in the names that RecBole asks for.
+        home: full name of the module of this package that has the class.
+        class_name: name of the class there, such as ``PosTrainer``.
     """
 
     def find_class(name: str) -> Any:
         from recbole_pos.model.models import is_served
 
-        # Only models of which the plugin makes the data and the training are served.
+        # ``is_served`` says whether this package makes the data and the training of a model.
         if name.endswith(suffix) and is_served(name.removesuffix(suffix)):
             return getattr(import_module(home), class_name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
@@ -70,15 +72,15 @@ def _add_class(module: ModuleType, suffix: str, home: str, class_name: str) -> N
 
 @wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
-    """Add the plugin's defaults to a configuration while RecBole makes it.
+    """Add the defaults of this package to a configuration while RecBole makes it.
 
-    RecBole's ``Config`` calls its own method ``_load_internal_config_dict`` to read defaults. The
-    plugin replaces that method by this function, which calls the original one first (``load``).
+    RecBole's ``Config`` reads defaults by its method ``_load_internal_config_dict``. This function
+    replaces that method, and calls it first (``load``). What is added depends on the model:
 
-    Which defaults are added depends on the model. A model that the plugin does not serve (RecBole's
-    own, or a custom one in RecBole's form) gets those that it was registered with
-    (``own_defaults``). A served model gets all of the plugin's (``plugin_defaults``): those for
-    every run, and those of the model, its position schemes and its loss.
+    - a model that this package trains (``is_served``): the defaults of all options of this package,
+      those of the model, its position schemes and its loss included (``plugin_defaults``)
+    - any other model, such as one of RecBole's: only the defaults that a user has registered it
+      with, if any (``own_defaults``).
 
     Args:
         load: RecBole's method, which fills ``self.internal_config_dict`` with its own defaults.
@@ -109,11 +111,11 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
 
-    # ``load_col`` lists the columns to read. RecBole's default leaves out the time, which models
-    # of the plugin need. So add_time_field gets this default, and the names of the columns, which
-    # the user may have given; it returns the default with the time column.
-    default_columns = {"load_col": internal.get("load_col")}
-    internal["load_col"] = add_time_field({**internal, **options, **default_columns})
+    # ``load_col`` lists the columns to read. RecBole's default leaves out the time, which models of
+    # this package need; add_time_field adds it. It needs the names of the columns, which the user
+    # may have given, so it gets defaults and options in one dict, but ``load_col`` by default.
+    all_options = {**internal, **options, "load_col": internal.get("load_col")}
+    internal["load_col"] = add_time_field(all_options)
 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
@@ -163,17 +165,18 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
 
 
 def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
-    """Return the content of a checkpoint in RecBole's form, without running code of strangers.
+    """Return the content of a checkpoint as RecBole names it, without running code of strangers.
 
-    There are two kinds of files. A checkpoint of this package has only tensors and plain values,
-    and is always read. One of RecBole's trainer is pickled, so that reading it may run code; it is
-    read only if this process has written it, or the user trusts it.
+    There are two kinds of files. RecBole's trainer pickles its checkpoints, so that reading one may
+    run code that is in it: it is read only if this process has written it, or the user trusts it.
+    The checkpoints of recbole-pos have only tensors and plain values, and are always read. Their
+    content is then converted to RecBole's names.
 
     Args:
         file: path of the checkpoint.
         trust: whether the user allows that code in the file is run.
-        device: device for the tensors of a pickled file; by default where they were saved. Those of
-            a file of this package are on the CPU.
+        device: device for the tensors of a trusted file; by default where they were saved. Those of
+            other files are on the CPU.
 
     Returns:
         ``config``, ``state_dict`` (the weights), ``other_parameter`` and so on, by name.
@@ -185,12 +188,15 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
-    if trust or os.path.realpath(file) in _WRITTEN:
-        state = torch.load(file, map_location=device, weights_only=False)
-        is_of_recbole = state.get("format") != checkpoint.FORMAT  # the mark of this package's files
-        return state if is_of_recbole else _convert_to_recbole(state, file)
-    # ``load`` refuses a pickled file, and names the argument ``trust``.
-    return _convert_to_recbole(checkpoint.load(file), file)
+    # ``_WRITTEN`` are the checkpoints of RecBole's trainer that this process has written.
+    if not trust and os.path.realpath(file) not in _WRITTEN:
+        # ``load`` refuses a pickled file, and names the argument ``trust``.
+        return _convert_to_recbole(checkpoint.load(file), file)
+
+    # A file that the user trusts may be of either kind; recbole-pos marks its own by ``FORMAT``.
+    state = torch.load(file, map_location=device, weights_only=False)
+    is_ours = state.get("format") == checkpoint.FORMAT
+    return _convert_to_recbole(state, file) if is_ours else state
 
 
 def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
@@ -236,13 +242,15 @@ def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
 
 
 def _load_weights(model: Any, state: dict[str, Any]) -> None:
-    """Load the weights of a checkpoint into a model, and what else RecBole keeps of the model.
+    """Load the parameters of a checkpoint into a model.
 
     Args:
         model: a model of RecBole's form.
-        state: the checkpoint, with ``state_dict`` and, if the model has such, ``other_parameter``.
+        state: the checkpoint. ``state_dict`` are the weights. ``other_parameter`` are values that
+            RecBole keeps beside them, such as the counts of the model Pop; it may be missing.
     """
     model.load_state_dict(state["state_dict"])
+    # RecBole's method does nothing for None
     model.load_other_parameter(state.get("other_parameter"))
 
 

@@ -176,46 +176,51 @@ class Registry(Mapping[str, type]):
         given: Defaults | None,
         read_others: Callable[[type], dict[str, Any]] = lambda base: {},
     ) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return the defaults of the options of a class that a user registers, its bases' included.
+        """Return the defaults of all options of a class that a user registers, inherited ones too.
 
-        A class may have defaults in three places, of which a later one wins: the yaml file of the
-        plugin or of RecBole, if it is one of theirs; its attribute ``defaults``; and what it was
-        registered with. All of these win over those of its base classes.
+        For example, a user's class extends PosSASRec, has the attribute ``defaults = {"gamma": 1}``
+        and is registered with ``{"hidden_size": 32}``. The result are the defaults of PosSASRec,
+        but 32 for ``hidden_size``, and 1 for ``gamma``, an option of the class's own.
+
+        The class and each class that it extends may have defaults in three places, of which a
+        later one wins: a yaml file, if it is a class of this package or of RecBole; its attribute
+        ``defaults``; and what a user has registered it with. Those of a class win over those of
+        the classes that it extends.
 
         Args:
             cls: the class, a model or position scheme, which is being registered.
             given: the defaults that it is registered with, or None.
-            read_others: returns the defaults of a class that has a yaml file and no name here, such
-                as one of RecBole's; ``{}`` for other classes.
+            read_others: returns the defaults in the yaml file of a class that is not in this
+                registry, such as one of RecBole's; ``{}`` for a class without such a file.
 
         Returns:
-            The default of each option, and the options that no yaml of the plugin or RecBole has.
+            The default of each option, and the class's own options, which are in no yaml file.
 
         Raises:
             UsageError: if defaults are no dict of options.
         """
         defaults: dict[str, Any] = {}
-        shipped_options: set[str] = set()  # options that some yaml of the plugin or RecBole has
+        yaml_options: set[str] = set()
         for base in reversed(cls.__mro__):  # from ``object`` to the class itself, so that it wins
-            shipped_name = self.find_shipped_name(base)
-            shipped = read_others(base) if shipped_name is None else self.defaults(shipped_name)
-            shipped_options |= set(shipped)
+            # the name of a class of this package in the registry; None for any other class
+            name = self.find_shipped_name(base)
+            in_yaml = read_others(base) if name is None else self.defaults(name)
+            yaml_options |= set(in_yaml)
 
-            # What it was registered with: a base may have been registered earlier, the class itself
-            # is registered only now.
+            # A class that it extends may have been registered earlier.
             earlier = self.find_registration(base)
             registered = None if earlier is None else earlier.given
             if base is cls:
                 registered = given
 
-            for source in (shipped, vars(base).get("defaults"), registered):  # a later one wins
+            for source in (in_yaml, vars(base).get("defaults"), registered):  # a later one wins
                 if source is not None and not isinstance(source, Mapping):
                     raise UsageError(
                         f"{import_path(base)}: defaults: expected a dict of options, found "
                         f"{shown(source)}"
                     )
                 defaults.update(copy.deepcopy(dict(source or {})))
-        return defaults, frozenset(set(defaults) - shipped_options)
+        return defaults, frozenset(set(defaults) - yaml_options)
 
 
 @contextmanager
@@ -251,18 +256,21 @@ def import_path(cls: type) -> str:
 
 
 def find_importing_module(frame: FrameType) -> str | None:
-    """Return the module that another process must import to repeat a call; None if none does.
+    """Return the module whose import calls a function such as ``register_model`` again, or None.
 
-    If a module calls ``register_model`` at its top level, its import registers the model. A call in
-    a function, a script or a notebook is repeated by no import.
+    If a module calls the function at its top level, outside of functions, another process can
+    repeat the call by importing the module. A call in a function, or in a script or notebook, which
+    are not imported, cannot be repeated so: then the result is None.
 
     Args:
-        frame: Python's frame of the code that made the call, such as ``register_model``.
+        frame: Python's frame of the code that has called the function.
     """
     name = frame.f_globals.get("__name__")
     is_top_level = frame.f_code.co_name == "<module>"  # as Python calls code outside of functions
-    is_import = frame.f_globals.get("__spec__") is not None and name not in SCRIPTS
-    return name if is_top_level and is_import else None
+    # Python gives an imported module a ``__spec__``. A notebook has none, and a script is called
+    # ``__main__``, or ``__mp_main__`` in a process that it has spawned (SCRIPTS has both names).
+    is_imported = frame.f_globals.get("__spec__") is not None and name not in SCRIPTS
+    return name if is_top_level and is_imported else None
 
 
 def find_home_module(cls: type) -> str | None:

@@ -216,22 +216,23 @@ class Reporter:
     def live(self, get_lines: Callable[[], list[str]]) -> AbstractContextManager:
         """Return a ``with`` block that shows the progress of several runs.
 
-        A terminal and a notebook show all lines as they change; elsewhere the first line is printed
-        every minute (``self.every``).
+        A terminal and a notebook show an overview and a line for each run, as they change. A file
+        or pipe gets only the overview, every minute (``self.every``).
 
         Args:
-            get_lines: returns an overview and a line for each active run; another thread calls it.
+            get_lines: returns the overview as the first line, then a line for each active run. It
+                is called from another thread.
         """
-        # ``call_every`` calls a function every so many seconds in another thread, during a block.
-        # update_cell replaces the text in the cell of a notebook; Live redraws that on a terminal.
-        if self.shows_in_cell:
+        if self.shows_in_cell:  # a notebook: replace the text in the output of its cell
             return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
         if self.console.is_terminal and not self.console.quiet:
+            # rich's Live draws the text again and again in the same place
             return Live(
                 get_renderable=lambda: Text("\n".join(get_lines())),
                 console=self.console,
                 transient=True,
             )
+        # ``call_every`` calls a function every so many seconds, in another thread
         return call_every(self.every, lambda: self.line(get_lines()[0]))
 
     def update_cell(self, text: str) -> None:
