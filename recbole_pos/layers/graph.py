@@ -38,9 +38,10 @@ class SessionGraph:
     def build(cls, batch: SequenceBatch) -> SessionGraph:
         """Build the graphs of a batch's sessions; every distinct item of a session is a node.
 
-        A session of the items 7, 4, 7 has the nodes 4 and 7: item 7 first appears with 0
-        interactions before it (``first``), last with 0 after it (``age``), twice in all
-        (``count``), and ``alias``, the node of each interaction, is 1, 0, 1.
+        The sessions 7, 4, 7 and 4, 9 have the nodes 4 and 7, and 4 and 9, numbered 0 to 3. Item 7
+        is node 1: it has 0 interactions before its first one (``first``), 0 after its last one
+        (``age``), and occurs twice (``count``). ``alias``, the node of each interaction, is
+        1, 0, 1 and 2, 3.
 
         Args:
             batch: the sessions, with the items of their m interactions.
@@ -48,24 +49,30 @@ class SessionGraph:
         Returns:
             The graphs, with all nodes of a session one after the other.
         """
+        # only what the graph reads: times and fields would be copied to a GPU a second time
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
-        # Sort interactions by session and item, made into one number. Those of a node then stand
-        # together, the oldest first.
-        key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
-        _, node, count = torch.unique_consecutive(key, return_inverse=True, return_counts=True)
 
-        # the node of each interaction, and the first and last interaction of each node
-        alias = torch.empty_like(order).index_copy_(0, order, node)
-        start = count.cumsum(0) - count  # of the node's interactions in ``order``
-        first, last = order[start], order[start + count - 1]
+        # Sort the interactions by session and item, and those of a node by age, the oldest first.
+        # In the example session and item are 07 04 07 14 19. Sorted they are 04 07 07 14 19
+        # (``code``), in the order 1 0 2 3 4 of the interactions (``order``). The nodes of these are
+        # 0 1 1 2 3 (``node``), and the nodes have 1 2 1 1 interactions (``count``).
+        code, order = (events.row * (items.max() + 1) + items).sort(stable=True)
+        _, node, count = torch.unique_consecutive(code, return_inverse=True, return_counts=True)
+        alias = torch.empty_like(order)
+        alias[order] = node
 
-        # the number of nodes of each session
-        lengths = torch.bincount(events.row[first], minlength=events.batch_size)
+        # In ``order`` the interactions of a node stand from ``start`` to ``end``: 0 1 3 4 and
+        # 0 2 3 4 in the example. So node 1 has the interactions from 0 to 2.
+        end = count.cumsum(0) - 1
+        start = end - count + 1
+        first, last = order[start], order[end]
+
+        num_nodes = torch.bincount(events.row[first], minlength=events.batch_size)  # by session
         return cls(
             events=events,
             nodes=SequenceBatch.from_lengths(
-                items[first], lengths, batch.max_length, features=batch.features
+                items[first], num_nodes, batch.max_length, features=batch.features
             ),
             first=events.index[first],
             age=events.age[last],
@@ -125,18 +132,24 @@ class Anchors:
     def build(cls, graph: SessionGraph) -> Anchors:
         """Find the anchors of every session, the nodes that send to all others (PosRec, 4.3.2).
 
-        A node is a distinct item of a session, and receives messages from nodes before it (N_in)
-        and after it (N_out). The node of the first item is in N_in of every node, that of the last
-        item in N_out, and that of an item which occurs several times in both. Of the session 7, 4,
-        7, 5 the anchors are 7, in both, and 5, in N_out.
+        A node is a distinct item of a session. It receives messages from nodes before it (N_in) and
+        from nodes after it (N_out): those of the items next to it, and the anchors. These are
+
+        - the first item of the session, in N_in, since it stands before all others
+        - the last item, in N_out, since it stands after all others
+        - an item that occurs several times, in both, since it may stand before and after another.
+
+        Of the session 7, 4, 7, 5 the anchors are 7, in both N_in and N_out, and 5, in N_out.
 
         Args:
-            graph: graphs of b sessions, with k nodes in all.
+            graph: graphs of b sessions, with k nodes in all. ``count`` [k] says how often the item
+                of each node occurs; ``first_node`` and ``last_node`` [b] are the nodes of the first
+                and of the last item of each session.
 
         Returns:
             The anchors of all sessions.
         """
-        # of each node, whether it is in N_in and in N_out of the others
+        # [k] of each node, whether it is in N_in and in N_out of the others
         is_repeated = graph.count > 1
         into = is_repeated.index_fill(0, graph.first_node, True)
         out = is_repeated.index_fill(0, graph.last_node, True)
@@ -151,49 +164,61 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     A node is a distinct item, and successive items are one step apart, in both directions. In the
     session of the items 4, 7, 5, 4, 9 it is one step from 7 to 4 and to 5, and two to 9.
 
-    The session is a walk through its graph, forwards or backwards. A shortest path is made of
-    stretches of this walk, and changes from one stretch to another where an item occurs again:
-    7, 4, 9 goes back from 7 to the first 4, and on from the second 4 to 9. So distances are found
-    in sweeps: each walks along the session in both directions, then sets all places of an item to
-    the least distance among them. A path passes an item once only, so it has at most one stretch
-    more than the session has repeated items, and as many sweeps are enough.
+    That path to 9 goes back along the session from 7 to the first 4, and then on from the second 4.
+    All shortest paths are made so: of stretches of the session, between which they change from one
+    occurrence of an item to another. So the distances are found in several sweeps. Each walks along
+    the session in both directions, and then sets all occurrences of an item to the least distance
+    among them. A path passes each item once, so it has at most one stretch more than the session
+    has repeated items, and as many sweeps are enough.
 
     Args:
-        graph: graphs of b sessions, the largest with n nodes. ``graph.events`` are their
-            interactions, the longest session with t, ``graph.nodes`` their nodes, and
-            ``graph.alias`` has the node of each interaction.
-        start: [a] int64 nodes from which to count, as indices among those of all sessions.
+        graph: graphs of b sessions with m interactions (``events``) and k nodes (``nodes``), the
+            largest session with t interactions and n nodes. ``alias`` [m] is the node of each
+            interaction. Of a node, ``nodes.row`` [k] is its session, and ``nodes.index`` [k] its
+            number in the session, from 0.
+        start: [a] int64 nodes from which to count, as indices among the k.
 
     Returns:
         [a, n] int64 number of steps to each node of the session; 0 at padding.
     """
-    events, nodes, n = graph.events, graph.nodes, graph.nodes.width
-    row, start_index = nodes.row[start], nodes.index[start]  # session, and number in it, [a]
-    t = events.width
-    step = torch.arange(t, device=start.device)
+    events, nodes = graph.events, graph.nodes
+    n, t = nodes.width, events.width
+    session, start_index = nodes.row[start], nodes.index[start]  # [a] both
     far = 2 * t  # longer than any path
 
-    # The node at each place of the walk, with the number n at padding; behind it stands the walk
+    # The node at each place of a session, and n at its padding; behind it stand the same places
     # backwards. A session of the nodes 0, 1, 2, 0 gives 0 1 2 0 0 2 1 0.
-    walk = events.pad(nodes.index[graph.alias], "start").masked_fill(events.padding, n)  # [b, t]
-    node = torch.cat((walk, walk.flip(1)), 1)[row]  # [a, 2t]
+    forwards = events.pad(nodes.index[graph.alias], align="start")  # [b, t]
+    forwards = forwards.masked_fill(events.padding, n)
+    node = torch.cat((forwards, forwards.flip(1)), 1)[session]  # [a, 2t]
 
     # the distance of each place so far, and the most repeated items of a session
     distance = torch.where(node == start_index[:, None], 0, far)  # [a, 2t]
     num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
     for _ in range(int(num_repeated) + 1):
-        # Along each direction a place is one step further than the place before it, or as near as
-        # it was: the least of (distance - step) so far, plus step. From the distances 8 0 8 8, less
-        # the steps 0 1 2 3, which is 8 -1 6 5, the least so far are 8 -1 -1 -1: distances 8 0 1 2.
-        reached = (distance.view(-1, 2, t) - step).cummin(2).values.add_(step).view_as(node)
+        # walk along the session, in each of the two directions
+        walked = _walk(distance.view(-1, 2, t)).view_as(node)
         # the least distance of each node, and of padding as node n, over its places: [a, n + 1]
         shortest = distance.new_full((len(start), n + 1), far)
-        shortest.scatter_reduce_(1, node, reached, "amin")
+        shortest.scatter_reduce_(1, node, walked, "amin")
         # all places of a node get this distance
         previous, distance = distance, shortest.gather(1, node)
         if torch.equal(previous, distance):  # no path became shorter
             break
-    return shortest[:, :n].masked_fill(nodes.padding[row], 0)
+    return shortest[:, :n].masked_fill(nodes.padding[session], 0)
+
+
+def _walk(distance: Tensor) -> Tensor:
+    """Lower the distance of each place to one step more than that of the place before, if less.
+
+    The distances 8 0 8 8 become 8 0 1 2. Less the numbers of their places, 0 1 2 3, they are
+    8 -1 6 5. The least of these so far are 8 -1 -1 -1, and plus the numbers they are 8 0 1 2.
+
+    Args:
+        distance: [..., t] distances of the t places of a walk.
+    """
+    place = torch.arange(distance.size(-1), device=distance.device)
+    return (distance - place).cummin(-1).values.add_(place)
 
 
 def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None) -> Tensor:
@@ -225,14 +250,15 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
 
     # the session of each anchor, and its number among the nodes of the session, [a] both
     session, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-    # a view of ``weights`` by sender: [b, n, 2, n] with the receivers last
-    by_sender = weights.permute(0, 3, 1, 2)
-    # Distances replace what anchors send by edges, [a, 2, n]: by N_in and N_out if the anchor sends
-    # by it, and to nodes other than itself, to which its distance is 0.
+    # what each anchor sends by its edges, by N_in and by N_out, to the n nodes of its session
+    by_edges = weights[session, :, :, index]  # [a, 2, n]
+
+    # Distances replace it, by N_in and N_out if the anchor sends by them, for nodes other than the
+    # anchor itself, to which the distance is 0.
     sends = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
     distance = anchors.distance[:, None].to(weights.dtype)  # [a, 1, n]
-    by_edges = by_sender[session, index]
-    by_sender[session, index] = torch.where(sends & (distance > 0), distance, by_edges)
+    sent = torch.where(sends & (distance > 0), distance, by_edges)
+    weights[session, :, :, index] = sent
     return weights
 
 
@@ -285,18 +311,24 @@ class WGAT(nn.Module):
     """
 
     def __init__(self, hidden_size: int, n_heads: int) -> None:
-        """Create the weights W [h, d, d] and a [h, 2d + 1] of the heads, and the bias b [d].
+        """Create the parameters W, a and b of a layer of weighted graph attention.
+
+        The layer computes new vectors x'_i of nodes from the vectors x_j of their neighbours and
+        the weights w_ij of the edges between them:
+
+            e_ij  = LeakyReLU(a^T [W x_i || W x_j || w_ij])
+            x'_i  = 1/h sum over heads of  sum_j softmax_j(e_ij) W x_j + b
 
         Args:
-            hidden_size: d.
-            n_heads: h. Each head starts by Xavier's rule on its own.
+            hidden_size: d, the size of all vectors.
+            n_heads: h, the number of heads, each with its own W and a.
         """
         super().__init__()
         self.n_heads = n_heads
-        self.weight = nn.Parameter(torch.empty(n_heads, hidden_size, hidden_size))
-        self.attention = nn.Parameter(torch.empty(n_heads, 2 * hidden_size + 1))
-        self.bias = nn.Parameter(torch.zeros(hidden_size))
-        for head in self.weight.data:
+        self.weight = nn.Parameter(torch.empty(n_heads, hidden_size, hidden_size))  # W
+        self.attention = nn.Parameter(torch.empty(n_heads, 2 * hidden_size + 1))  # a
+        self.bias = nn.Parameter(torch.zeros(hidden_size))  # b
+        for head in self.weight.data:  # one by one, as the rule depends on the shape
             nn.init.xavier_uniform_(head)
         nn.init.xavier_uniform_(self.attention)
 
@@ -317,16 +349,19 @@ class WGAT(nn.Module):
             [k, d] vectors x'_i.
         """
         # a^T [W x_i || W x_j || w_ij] is the sum of three parts: a_target W x_i + a_source W x_j +
-        # a_edge w_ij. ``attention`` has the vector a of each head, [h, 2d + 1].
+        # a_edge w_ij. ``attention`` has the vector a of each of the h heads, [h, 2d + 1].
         d = x.size(1)
         a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
 
-        # W x of each head and node, then its products with a_target and a_source: k nodes, 2
-        # products, h heads
+        # W x of each head h and node k. The letters d and e are the columns of x and of W x.
         projected = torch.einsum("hed,kd->hke", self.weight, x)  # [h, k, d]
+        # a_target W x and a_source W x of each node and head. The letter s are these two products.
         products = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
-        # in a block of sessions [b, n, 2, h], then apart: [h, b, n] as node i and as node j
-        target, source = nodes.pad(products, "start").permute(2, 3, 0, 1)
+
+        # ``pad`` makes a block [b, n, ...] of [k, ...], with the n nodes of a session in each row,
+        # and zeros where a session has fewer.
+        block = nodes.pad(products, align="start")  # [b, n, 2, h]
+        target, source = block.permute(2, 3, 0, 1)  # [h, b, n] both
 
         # e_ij [h, b, n, n], with node i in the rows and node j in the columns
         logits = target[..., None] + source[:, :, None] + a_edge[:, :, None, None] * weights
@@ -334,9 +369,9 @@ class WGAT(nn.Module):
         logits = logits.masked_fill(weights == 0, -torch.inf)
 
         # sum_j softmax_j(e_ij) W x_j, then the mean of the heads, [b, n, d]
-        values = nodes.pad(projected.transpose(0, 1), "start").permute(2, 0, 1, 3)  # [h, b, n, d]
-        mixed = (logits.softmax(-1) @ values).mean(0)
-        return nodes.unpad(mixed, "start") + self.bias
+        block = nodes.pad(projected.transpose(0, 1), align="start")  # W x as [b, n, h, d]
+        mixed = (logits.softmax(-1) @ block.permute(2, 0, 1, 3)).mean(0)
+        return nodes.unpad(mixed, align="start") + self.bias  # ``unpad`` is the inverse of ``pad``
 
 
 class GRUSet2Set(nn.Module):
