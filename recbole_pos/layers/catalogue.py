@@ -230,30 +230,41 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         Scores, highest first, and int64 columns, [rows, k] each.
     """
-    # one more than k, since the next score may equal the last one selected
-    value, column = scores.topk(min(k + 1, scores.size(1)))
-    equals_next = value[:, 1:] == value[:, :-1]
-    value, column = value[:, :k], column[:, :k]
-    if not equals_next.any():
+    # one more than k, as the first score that is left out may equal the last one selected
+    highest, column = scores.topk(min(k + 1, scores.size(1)))
+    value, column = highest[:, :k], column[:, :k]
+    if not (highest[:, 1:] == highest[:, :-1]).any():  # no ties
         return value, column
 
-    # rows where a score that is left out equals the lowest one selected; not where both are -inf,
-    # excluded items, of which any will do
-    is_cut = equals_next[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
-    row = is_cut.nonzero()[:, 0]
-    if len(row):
-        # Select all above the lowest, and of those equal to it the first ones, up to k: of 5, 7, 5,
-        # 5 with k = 2 the lowest is 5, 7 is above, so that one more is selected, the first 5.
-        row_scores = scores[row]
-        lowest = value[row, -1:]
-        is_above = ~(row_scores <= lowest)  # not ``>``: topk puts NaN first, too
-        is_equal = row_scores == lowest
-        num_more = k - is_above.sum(1, keepdim=True)
-        number_among_equal = is_equal.cumsum(1, dtype=torch.int32)  # 1 for the first one
-        is_selected = is_above | (is_equal & (number_among_equal <= num_more))
-        column[row] = is_selected.nonzero()[:, 1].view(len(row), k)
+    if scores.size(1) > k:
+        # rows in which it does; not where both are -inf, excluded items, of which any will do
+        lowest, next_score = highest[:, k - 1], highest[:, k]
+        row = ((next_score == lowest) & (lowest > -torch.inf)).nonzero()[:, 0]
+        if len(row):
+            column[row] = _find_highest(scores[row], lowest[row, None], k)
 
     # by column first, so that a stable sort by score keeps equal scores in column order
     column = column.sort(1)[0]
     value, order = scores.gather(1, column).sort(dim=1, descending=True, stable=True)
     return value, column.gather(1, order)
+
+
+def _find_highest(scores: Tensor, lowest: Tensor, k: int) -> Tensor:
+    """Find the k highest scores of every row, and of scores equal to the lowest the first ones.
+
+    In the row 5, 7, 5, 5 the lowest of the k = 2 highest scores is 5. One score is above it, so one
+    of those equal to it is found as well, the first one: the columns are 0 and 1.
+
+    Args:
+        scores: [rows, columns].
+        lowest: [rows, 1] the k-th highest score of each row.
+        k: number of scores to find.
+
+    Returns:
+        [rows, k] int64 columns in ascending order.
+    """
+    is_above = ~(scores <= lowest)  # not ``>``, which is false for NaN; topk puts NaN first
+    is_equal = scores == lowest
+    num_equal = k - is_above.sum(1, keepdim=True)  # how many of the equal ones to find
+    is_found = is_above | (is_equal & (is_equal.cumsum(1, dtype=torch.int32) <= num_equal))
+    return is_found.nonzero()[:, 1].view(len(scores), k)

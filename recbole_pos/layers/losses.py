@@ -154,27 +154,29 @@ def _compute_losses(
     Args:
         logits: [rows, items] products z of states and item vectors. They are overwritten by their
             softmax, which the gradient needs; item 0, padding, gets probability 0.
-        target, beta: [rows, n] targets x_k of each position, and their weights.
-        prior: [items] weight of each item at every position, or None.
+        target: [rows, n] targets x_k of each position.
+        beta: [rows, n] weight beta_k of each target.
+        prior: [items] weight prior_j of each item at every position, 0 for item 0; or None.
 
     Returns:
         The loss, and the sum of all weights, of each position, [rows, 1] both.
     """
-    # the terms that are subtracted
-    linear_terms = (logits.gather(1, target) * beta).sum(1, keepdim=True)
+    # sum_k beta_k z[x_k] + sum_j prior_j z_j, which is subtracted, and the sum of all weights
+    weighted_logits = (logits.gather(1, target) * beta).sum(1, keepdim=True)
     weight_sum = beta.sum(1, keepdim=True)
     if prior is not None:
-        linear_terms += logits @ prior[:, None]
+        weighted_logits += logits @ prior[:, None]
         weight_sum += prior.sum()
 
     logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
     highest_logit = logits.amax(1, keepdim=True)
     probabilities = torch.softmax(logits, 1, out=logits)
 
-    # The highest probability is exp(highest_logit - lse), so lse is the highest logit less its
-    # logarithm. That exists, as the highest probability is at least 1 / items.
-    log_sum_exp = highest_logit - probabilities.amax(1, keepdim=True).log()
-    return weight_sum * log_sum_exp - linear_terms, weight_sum
+    # ``softmax`` does not return lse. But it has made exp(highest_logit - lse) the probability of
+    # the highest logit, which is the highest probability. So lse follows from its logarithm.
+    highest_probability = probabilities.amax(1, keepdim=True)
+    log_sum_exp = highest_logit - highest_probability.log()
+    return weight_sum * log_sum_exp - weighted_logits, weight_sum
 
 
 class EarlyGradients(torch.autograd.Function):
@@ -256,8 +258,8 @@ def weighted_cross_entropy(
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Write the product of two matrices into a third, and return it.
 
-    With automatic mixed precision the factors have a shorter type than the result, such as bfloat16
-    and float32. Where torch cannot mix these, the factors are copied in the longer type.
+    Under automatic mixed precision the factors have a shorter type than the result, such as
+    bfloat16 and float32.
 
     Args:
         left, right: [a, b] and [b, c], both of the type of ``out`` or of a shorter one.
@@ -265,10 +267,11 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
-    # newer versions of torch can mix them on a GPU (``_CAN_SUM_LONGER``)
+    # on a GPU some versions of torch multiply shorter types into float32 (``_CAN_SUM_LONGER``)
     if left.is_cuda and _CAN_SUM_LONGER and out.dtype == torch.float32:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
-    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
+    # otherwise both factors are copied in the type of the result
+    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:
@@ -313,13 +316,18 @@ def posterior_loss(
 def read_posterior(config: Options) -> tuple[list[float], float]:
     """Read the options of the posterior loss (AttrFormer, Liu et al., KDD 2025, section 3.2.3).
 
+    The loss is cross-entropy with the next items after a position as targets, each weighted by a
+    beta (equation 17), and with a prior over all items. With the next item as the only target and
+    no prior it is the usual loss, for which the model needs no betas.
+
     Args:
-        config: options; ``future_weights`` are the betas of equation 17, ``prior_weight`` the
-            factor of its prior, and ``loss_type`` must be CE unless they give plain cross-entropy.
+        config: options. ``future_weights`` are the betas, the one of the next item first, and
+            ``prior_weight`` is the factor of the prior. ``loss_type`` must be CE, cross-entropy; it
+            may be another one only if the options mean the usual loss.
 
     Returns:
-        The betas, the weight of the next item first, and the weight of the prior. Without a prior
-        and with one target the loss is the backbone's cross-entropy: there are no betas then.
+        The betas, and the factor of the prior. If the options mean the usual loss, the betas are
+        an empty list.
 
     Raises:
         UsageError: if the options are no such weights, or ``loss_type`` does not support them.
@@ -330,12 +338,13 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
             "future_weights: expected weights of the next items, the first above 0 and none above "
             f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
         )
-    # no prior, and the next item as the only target
-    is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
+    # the usual loss: the next item is the only target, and there is no prior
+    if betas[0] == 1 and not any(betas[1:]) and prior_weight == 0:
+        return [], 0.0
 
-    if config["loss_type"] != "CE" and not is_plain:
+    if config["loss_type"] != "CE":
         raise UsageError(
             f"loss_type: {config['loss_type']} cannot have posterior targets; set "
             "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
         )
-    return [] if is_plain else [float(beta) for beta in betas], float(prior_weight)
+    return [float(beta) for beta in betas], float(prior_weight)

@@ -139,7 +139,8 @@ class SampledLoss:
     def sample(self, targets: Tensor) -> Tensor:
         """Sample negative items with replacement by ``negative_sampler``.
 
-        Positions of a batch are split into groups, and all positions of a group share n negatives.
+        The m positions of a batch are split into groups of about n positions, and all positions of
+        a group share n negatives (``self.negatives``). So about m items are sampled in all.
 
         Args:
             targets: [m] int64 item to predict at each position of the batch.
@@ -148,10 +149,10 @@ class SampledLoss:
             [groups, n] int64 items: any with equal chance (``uniform``), targets of the batch
             (``in_batch``), or items by their number of training interactions (``popularity``).
         """
-        device = targets.device
+        device, num_items = targets.device, len(self.cumulative)  # padding, item 0, included
         shape = (_count_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
-            return torch.randint(1, len(self.log_q), shape, device=device)
+            return torch.randint(1, num_items, shape, device=device)
         if self.negative_sampler == "in_batch":
             return targets[torch.randint(len(targets), shape, device=device)]
 
@@ -159,7 +160,7 @@ class SampledLoss:
         # entry of ``cumulative``
         point = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
         items = torch.searchsorted(self.cumulative, point, right=True)
-        return items.clamp_(max=len(self.log_q) - 1)
+        return items.clamp_(max=num_items - 1)
 
     def compute(
         self,
@@ -171,48 +172,52 @@ class SampledLoss:
     ) -> Tensor:
         """Return the mean loss of targets against negatives that are given.
 
-        With z_t the logit of the target, z_j those of its n negatives, and q_t and q_j the
-        probabilities by which these items are sampled, the loss of a position is
+        The logit z of an item is the product of a state and the item's vector. With z_t that of the
+        target, z_j those of its n negatives, and q_t the probability by which the target is sampled
+        as a negative, the loss of a position is
 
             binary     (-beta log sigma(z_t) - sum_j log sigma(-z_j) / (1 - q_t)) / (n + 1)
             softmax    -log( e^(z_t + a) / (e^(z_t + a) + sum_j e^(z_j + b_j)) )
 
-        The loss types BCE and gBCE are binary, all others are softmaxes. ``_weigh_binary`` returns
-        beta and 1 / (1 - q_t), and ``_compute_shifts`` returns a and b_j. ``_SharedNegatives``
-        computes the loss itself, and its gradients with it.
+        The loss types BCE and gBCE are binary, all others are softmaxes. Here only the numbers
+        beside the logits are computed: beta and 1 / (1 - q_t) by ``_weigh_binary``, a and b_j by
+        ``_compute_shifts``. ``_SharedNegatives`` computes logits, loss and gradients.
 
         Args:
             states: [m, d] state of each of m positions.
-            vectors: [items, d] item vectors; a logit is the product of a state and one of them.
+            vectors: [items, d] item vectors.
             targets: [m] int64 item of each state.
-            items: [groups, n] int64 negatives; position i is in group i modulo groups.
-            log_repeats: [n] log of how often each item of a group counts; None if all count once.
-                It is given for the loss ``in_batch``, where all groups have the same negatives.
+            items: [groups, n] int64 negatives. Position i has those of row i modulo groups.
+            log_repeats: [n] log of how often each negative of a group counts, which is added to
+                b_j. It is given for the loss ``in_batch``; None if all count once.
 
         Returns:
             Scalar.
         """
-        # what the binary loss needs, and what the softmax needs; the other one stays None
+        # the two numbers of the loss that is computed; those of the other one stay None
         beta = negative_weight = target_shift = negative_shift = None
         if self.loss_type in BINARY:
             beta, negative_weight = self._weigh_binary(targets, items.size(1))
         else:
             target_shift, negative_shift = self._compute_shifts(targets, items, log_repeats)
 
-        # The gradient of the item table may be kept for some rows only. ``index_rows`` returns
-        # these (None for all), and where targets and negatives are among them.
-        distinct = items if log_repeats is None else items[0]
-        rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
+        # In training the gradient of a large table of item vectors has only the rows of targets and
+        # negatives. ``index_rows`` returns these rows, and the index of each item among them; or
+        # None and the items themselves, if the gradient has all rows.
+        rows, (target_index, item_index) = index_rows(vectors, targets, items)
 
         # all in the type of the item vectors, also under automatic mixed precision
+        dtype = vectors.dtype
+        negative_weight, target_shift, negative_shift = (
+            None if x is None else x.to(dtype)
+            for x in (negative_weight, target_shift, negative_shift)
+        )
         with torch.autocast(states.device.type, enabled=False):
-            terms = [
-                None if x is None else x.to(vectors.dtype)
-                for x in (negative_weight, target_shift, negative_shift)
-            ]
-            indices = rows, target_index, item_index.expand_as(items)
-            states = states.to(vectors.dtype)
-            return _SharedNegatives.apply(states, vectors, targets, items, beta, *terms, *indices)
+            return _SharedNegatives.apply(
+                *(states.to(dtype), vectors, targets, items),
+                *(beta, negative_weight, target_shift, negative_shift),
+                *(rows, target_index, item_index),
+            )
 
     def _weigh_binary(self, targets: Tensor, n: int) -> tuple[float, Tensor]:
         """Return the two factors of a binary loss: beta and, for each target, 1 / (1 - q_t).
@@ -281,16 +286,17 @@ def _count_groups(targets: Tensor, num_negatives: int) -> int:
     """Return how many groups the positions of a batch are split into; a group shares negatives.
 
     A group has as many positions as negatives, so that about as many items are sampled as there are
-    positions. If there are many negatives, groups have fewer positions, to save memory: only so
-    many that the logits of a group, positions times negatives, are one chunk
-    (``fixed_chunk_elements``), but always ``MIN_ROWS`` or more.
+    positions: 1,000 positions with 100 negatives each are split into 10 groups. With many negatives
+    the logits of such a group, positions times negatives, would take much memory. So a group has no
+    more positions than keep the number of its logits below ``fixed_chunk_elements`` (2^20 on a
+    CPU); but it may always have ``MIN_ROWS``, since fewer make matrix products slow.
 
     Args:
         targets: [m] an item for each position.
         num_negatives: number of negatives of a group.
     """
-    positions_of_a_chunk = fixed_chunk_elements(targets.device) // num_negatives
-    group_size = min(num_negatives, max(MIN_ROWS, positions_of_a_chunk))
+    most_positions = max(MIN_ROWS, fixed_chunk_elements(targets.device) // num_negatives)
+    group_size = min(num_negatives, most_positions)
     return math.ceil(len(targets) / group_size)
 
 

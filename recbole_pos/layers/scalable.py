@@ -36,9 +36,9 @@ def scalable_cross_entropy(
 ) -> Tensor:
     """Return scalable cross-entropy, SCE: softmax over the hardest items only.
 
-    Random directions are drawn with torch's default generator. Around each one a bucket holds the
-    positions and the items whose vectors point that way, and the loss of a position is computed
-    against the items of its bucket (Mezentsev et al., RecSys 2024).
+    Random directions are drawn here, with torch's default generator. ``bucket_cross_entropy`` then
+    puts the positions and the items whose vectors point in a direction into a bucket, and computes
+    the loss of a position against the items of its bucket (Mezentsev et al., RecSys 2024).
 
     Args:
         states: [m, d] states that predict.
@@ -52,17 +52,19 @@ def scalable_cross_entropy(
     Returns:
         Scalar mean over the positions that are in a bucket.
     """
-    recommended = math.ceil(2 * math.sqrt(states.size(0)))
+    m, d = states.shape
+    recommended = math.ceil(2 * math.sqrt(m))
     n = n_buckets or recommended
-    with torch.autocast(states.device.type, enabled=False):
-        x = states.detach().to(vectors.dtype)
-        width = len(x) if mix_x else x.size(1)
-        # random normal directions, or random mixtures of the states
-        buckets = torch.randn(n, width, dtype=x.dtype, device=x.device)
-        if mix_x:
-            buckets = buckets @ x
+    # The directions have the type of the item vectors, with which they are compared. The product
+    # would have a shorter one under automatic mixed precision (autocast).
+    options: dict[str, Any] = {"dtype": vectors.dtype, "device": states.device}
+    if mix_x:
+        with torch.autocast(states.device.type, enabled=False):
+            directions = torch.randn(n, m, **options) @ states.detach().to(vectors.dtype)
+    else:
+        directions = torch.randn(n, d, **options)
     return bucket_cross_entropy(
-        states, vectors, targets, buckets, bucket_size_x or recommended, bucket_size_y
+        states, vectors, targets, directions, bucket_size_x or recommended, bucket_size_y
     )
 
 
@@ -106,9 +108,11 @@ def bucket_cross_entropy(
 def find_largest_products(directions: Tensor, rows: Tensor, k: int) -> Tensor:
     """Find the k rows of a matrix with the largest products with each of n directions.
 
-    Products are computed for a chunk of rows at a time. ``_RunningTopK`` keeps the k best products
-    so far of each direction, and the smallest of these, ``least`` [n, 1]. Of a further chunk only
-    the products above ``least`` matter, which are few.
+    Products are computed for a chunk of rows at a time. ``_RunningTopK`` keeps the k largest ones
+    so far of each direction (``best``), and the smallest of these (``least`` [n, 1]). ``merge``
+    compares all products of a chunk with the best ones, and updates both. Once there are k, only
+    the products above ``least`` matter, which are few. ``defer`` collects these, and merges them
+    when there are many; meanwhile ``least`` is too low, which only lets through more than needed.
 
     Args:
         directions: [n, d] vectors.
@@ -128,15 +132,14 @@ def find_largest_products(directions: Tensor, rows: Tensor, k: int) -> Tensor:
     for start in range(0, num_rows, width):
         chunk = rows[start : start + width]
         products = torch.mm(directions, chunk.t(), out=buffer[:, : len(chunk)])
-        if top.best.size(1) < k:
-            # fewer than k so far: all products may be among the best
+        if top.best.size(1) < k:  # fewer than k so far
             top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
         else:
-            # only the last chunk may be shorter, and have no whole groups
+            # both find the same; the faster one needs a whole chunk, and the last may be shorter
             find = _find_above_in_groups if len(chunk) == width else _find_above
             direction, column, value = find(products, top.least)
             top.defer(direction, value, start + column)
-    return top.merge_deferred()
+    return top.merge_deferred()  # the indices of the best ones
 
 
 def _find_above_in_groups(products: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,28 +213,29 @@ class _RunningTopK:
             self.merge_deferred()
 
     def merge_deferred(self) -> Tensor:
-        """Merge all deferred candidates into the k best products of each of n directions.
+        """Compare all collected candidates with the k largest products of each of n directions.
 
-        ``best`` [n, k] are the largest products so far, and ``index`` [n, k] the rows of the
-        searched matrix that they belong to. A candidate is a product that may be among them: a
-        direction, a value and a row, of which ``deferred`` has three tensors [c] for each chunk.
-
-        :meth:`merge` takes a matrix with one row for each direction. So the candidates of each
-        direction are put into a row of it, filled up with -inf. For example, the values 5, 6, 7 of
-        the directions 0, 0, 2 of three become [5, 6], [-inf, -inf] and [7, -inf].
+        A candidate is a product of a direction with a row of the searched matrix. ``deferred`` is a
+        list of many candidates at a time: their directions, values and rows, three tensors [c].
+        :meth:`merge`, which does the comparison, takes a matrix of values with a row for each
+        direction. So the candidates of each direction are put into a row, which is filled up with
+        -inf. For example, the values 5, 6, 7 of the directions 0, 0, 2 of three become [5, 6],
+        [-inf, -inf] and [7, -inf].
 
         Returns:
-            ``index`` after the merge, [n, k] int64: the rows of the best products, in no order.
+            [n, k] int64, the rows of the searched matrix that have the k largest products with each
+            direction now, in no order.
         """
         if self.deferred:
-            # join the candidates of all chunks, and sort them by direction
+            # join the tensors of the whole list, and sort the candidates by direction
             direction, value, row = map(torch.cat, zip(*self.deferred, strict=True))
             order = direction.argsort(stable=True)
             direction, value, row = direction[order], value[order], row[order]
             self.deferred = []
 
             # The column of a candidate counts from 0 in each direction. In the example ``counts``
-            # is 2, 0, 1, the first candidates have the places 0, 2, 2, the columns are 0, 1, 0.
+            # is 2, 0, 1. The candidates of the three directions begin at the places 0, 2, 2
+            # (``first``), so the candidates at the places 0, 1, 2 get the columns 0, 1, 0.
             counts = direction.bincount(minlength=len(self.best))
             first = counts.cumsum(0) - counts
             column = torch.arange(len(direction), device=direction.device) - first[direction]
