@@ -97,13 +97,14 @@ def masked_attention(
 ) -> Tensor:
     """Return softmax(M + q k^T / sqrt(e) + bias) v, with dropout on the weights in training.
 
-    The mask M is -inf at hidden keys, else 0. There are three ways to compute the result:
+    The mask M is -inf at hidden keys, else 0. Torch's ``scaled_dot_product_attention`` computes the
+    result, except in two cases, in which it would keep all [b, h, t, t] weights for the gradient:
 
-    1. Without a bias: torch's ``scaled_dot_product_attention``, which can make a causal M itself.
-    2. If all sequences share a bias that needs a gradient, torch's function would keep all
-       [b, h, t, t] weights. With dropout on a CPU it would do so, too, and be slow. In both cases
-       :func:`biased_attention` computes the weights of a few sequences at a time.
-    3. In all other cases: torch's function, with M and the bias added up before.
+    - with dropout on a CPU, where it would also be slow
+    - without dropout, if all sequences share a bias that needs a gradient.
+
+    Then :func:`biased_attention` computes the weights of a few sequences at a time. (With dropout
+    on a GPU torch's function is used even so, since ours drops weights on a CPU only.)
 
     Args:
         q, k, v: [b, h, t, e] query, key and value of b sequences, padded at their end.
@@ -117,10 +118,11 @@ def masked_attention(
     """
     p = dropout.p if dropout.training else 0.0
     drops_on_cpu = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
-    # 1. without a bias; M is needed only if there is padding to hide
     if bias is None and not drops_on_cpu:
-        hides_padding = not causal and not batch.is_full
-        is_visible = ~make_mask(batch, causal) if hides_padding else None
+        # Torch's function makes a causal M itself. That hides padding, too, which stands after all
+        # interactions. Otherwise M hides the padding, if there is any.
+        needs_mask = not causal and not batch.is_full
+        is_visible = ~make_mask(batch, causal) if needs_mask else None
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=is_visible, dropout_p=p, is_causal=causal
         )
@@ -130,8 +132,7 @@ def masked_attention(
     bias = bias.masked_fill(make_mask(batch, causal), -torch.inf)
     num_biases = bias.size(0) if bias.dim() == 4 else 1  # 1: all sequences share it
     learns_shared_bias = bias.requires_grad and p == 0 and num_biases == 1
-    # 2. a few sequences at a time, and 3. all at once
-    if learns_shared_bias or drops_on_cpu:
+    if drops_on_cpu or learns_shared_bias:
         bias = bias.expand(num_biases, q.size(1), batch.width, batch.width)
         return biased_attention(q, k, v, bias, dropout if drops_on_cpu else None)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p)
@@ -202,16 +203,18 @@ class _BiasedAttention(torch.autograd.Function):
         by element. With G the gradient to the output (``grad``), the gradients are
 
             to v            D^T G
-            to W            grad_weights = (G v^T) * kept * kept_scale
-            to the logits   L = W * (grad_weights - s), the logits being the softmax's argument
-            to q and k      L k / sqrt(e)  and  L^T q / sqrt(e)
+            to W            grad_weights = (G * kept_scale) v^T * kept
+            to the logits   L = (grad_weights - s) * W, the logits being the softmax's argument
+            to q            L k / sqrt(e)
+            to k            L^T (q / sqrt(e))
             to the bias     L, summed over the sequences if they share one bias
 
         s has a number for each query, the sum of G * out over the e columns. It equals the sum of
         W * grad_weights over the keys, which the derivative of the softmax has.
 
         W was not kept. It is computed again for a chunk of sequences at a time, so that no
-        [b, h, t, t] of the whole batch exists.
+        [b, h, t, t] of the whole batch exists. Each product is written to its place: a slice such
+        as ``grad_v[rows]`` is a view, not a copy.
 
         Args:
             ctx: torch's context with what ``forward`` has saved: q, k, v and out [b, h, t, e]; the
@@ -230,7 +233,7 @@ class _BiasedAttention(torch.autograd.Function):
             dtype = torch.promote_types(bias.dtype, torch.float32)  # float32 or longer, for sums
             grad_bias = torch.zeros_like(bias, dtype=dtype)
 
-        scale, grad = q.size(-1) ** -0.5, grad.contiguous()
+        scale, grad = q.size(-1) ** -0.5, grad.contiguous()  # scale: 1 / sqrt(e)
         scaled_q = q * scale
         # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
@@ -238,19 +241,19 @@ class _BiasedAttention(torch.autograd.Function):
             chunk_grad = grad[rows]  # G
             weighted_sum = (chunk_grad * out[rows]).sum(-1, keepdim=True)  # s
 
-            # the gradients to v and to W; it is cheaper to multiply G by ``kept_scale`` than G v^T
+            # the gradients to v and to W
             if kept is None:
                 torch.matmul(weights.mT, chunk_grad, out=grad_v[rows])
                 grad_weights = chunk_grad @ v[rows].mT
             else:
-                chunk_grad = chunk_grad * ctx.kept_scale
+                chunk_grad = chunk_grad * ctx.kept_scale  # now G * kept_scale
                 is_kept = kept[rows].to(weights.dtype)
                 torch.matmul((weights * is_kept).mT, chunk_grad, out=grad_v[rows])
                 grad_weights = (chunk_grad @ v[rows].mT).mul_(is_kept)
 
             # the gradients to q, k and the bias, from L; in place, to save memory
             grad_logits = grad_weights.sub_(weighted_sum).mul_(weights)  # L
-            torch.matmul(grad_logits, k[rows], out=grad_q[rows])
+            torch.matmul(grad_logits, k[rows], out=grad_q[rows]).mul_(scale)
             torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
             if grad_bias is not None:
                 is_shared = len(bias) == 1
@@ -258,8 +261,7 @@ class _BiasedAttention(torch.autograd.Function):
                 select_rows(grad_bias, rows).add_(summed)
 
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        # the division of q's gradient by sqrt(e) comes last; k's has it by ``scaled_q``
-        return grad_q.mul_(scale), grad_k, grad_v, grad_bias, None, None
+        return grad_q, grad_k, grad_v, grad_bias, None, None
 
 
 def _compute_weights(scaled_q: Tensor, k: Tensor, bias: Tensor) -> Tensor:

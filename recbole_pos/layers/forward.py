@@ -37,8 +37,7 @@ from recbole_pos.values import Options
 def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
     """Return the loss of a batch: encode its queries, and compare the states with their targets.
 
-    A query asks for what follows one of the interactions; its target is the item that did. Some
-    models leave out items that the loss may not choose among (``training_candidates``).
+    A query asks for what follows one of the interactions; its target is the item that did.
 
     Args:
         model: a :class:`~recbole_pos.model.base.PosRecommender`.
@@ -48,14 +47,15 @@ def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
         Scalar; by default the cross-entropy of the targets among all items. With
         ``model.later_targets`` the next few items after a query are its targets.
     """
-    with model.shared_items() as item_vectors:  # E [items, d], computed once for input and scores
-        states = encode_queries(model, batch)  # steps 1 to 5, from items to states
-        # the next few items are looked up in the dataset's log, by the rows of the interactions
+    with model.shared_items() as item_vectors:  # [items, d], computed once for input and scores
+        states = encode_queries(model, batch)  # [queries, d]
+
+        # the next few items are looked up in the dataset, by the rows of the interactions there
         if model.later_targets is not None and batch.log_rows is not None:
             return model.compare_with_later_targets(states, item_vectors, batch)
+
+        # the items that the loss chooses among, by default all, and the targets as rows of them
         candidates, targets = model.training_candidates(item_vectors, batch.targets)
-        # steps 6 and 7, scores and loss, at once for a chunk of states; the default loss is
-        # full_cross_entropy
         return model.loss(states, candidates, targets)
 
 
@@ -190,18 +190,19 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: [m, d] inputs, one for each of the m interactions, history after history.
-            batch: the histories.
+            batch: the b histories, the longest with t interactions.
 
         Returns:
             [m, d].
         """
-        query, key, value = self.project(x)
-        out = self.position.attend(query, key, value, batch, self.attn_dropout)  # or None
+        query, key, value = self.project(x)  # [m, h, e] each: h heads of size e = d / h
+        out = self.position.attend(query, key, value, batch, self.attn_dropout)  # the same, or None
         if out is None:
+            # in blocks [b, h, t, e], with a history in each row, padded at its end
             q, k, v, bias = self.apply_hooks(query, key, value, batch)
-            # from a padded block, a row for each history, back to interactions one after the other
             block = masked_attention(q, k, v, bias, batch, self.causal, self.attn_dropout)
-            out = batch.unpad(block.transpose(1, 2), "start")
+            # ``unpad`` takes the m interactions out of [b, t, h, e], without the padding
+            out = batch.unpad(block.transpose(1, 2), align="start")
         out = out.reshape(x.shape)  # heads side by side: [m, h, e] to [m, d]
         return out if self.dense is None else self.dense(out)
 
@@ -240,23 +241,28 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Let the position scheme change query, key and value, and pad them for dot products.
 
-        The position scheme is a module that brings order and times into attention. It may rotate
-        query and key (written R q and R k), mix the keys of a history with older ones (U^T k), mix
-        its values with older ones (L v), and give a bias. By default it changes nothing.
+        The position scheme is a module that brings order and times into attention. It has four
+        hooks, each of which may be left as it is, and then changes nothing:
+
+        - ``rotate`` turns query and key by angles that depend on the position or the time
+        - ``mix_keys`` replaces each key by a mixture of itself and the older keys of its history
+        - ``mix_values`` does the same with the values
+        - ``bias`` returns numbers to add to the dot products of queries and keys, or None. It gets
+          query and key after the other hooks, since some schemes compute the bias from them.
 
         Args:
             query, key, value: [m, h, e] each, history after history without padding.
             batch: the histories, b in number, the longest with t interactions.
 
         Returns:
-            R q, U^T (R k) and L v, each as a block [b, h, t, e] with a history in each row and
-            zeros behind it; and the bias to add to the logits, or None.
+            Query, key and value after the hooks, each as a block [b, h, t, e] with a history in
+            each row and zeros behind it; and the bias, broadcastable to [b, h, t, t], or None.
         """
         position = self.position
         query, key = position.rotate(query, key, batch)
         key, value = position.mix_keys(key, batch), position.mix_values(value, batch)
-        # where all histories are equally long, padding copies nothing
-        q, k, v = (batch.pad(x, "start").transpose(1, 2) for x in (query, key, value))
+        # ``pad`` makes [b, t, h, e] of [m, h, e], without a copy if all histories are equally long
+        q, k, v = (batch.pad(x, align="start").transpose(1, 2) for x in (query, key, value))
         return q, k, v, position.bias(q, k, batch)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:

@@ -84,48 +84,52 @@ class PointwiseAttention(MultiHeadAttention):
         ``_compute_weights`` returns SiLU(Q K^T + B) / n, [b, h, t, t].
 
         Args:
-            x: [m, d] inputs x, one for each interaction.
+            x: [m, d] inputs x, one for each of the m interactions, history after history.
             batch: the b histories, the longest with t interactions.
 
         Returns:
             [m, d] outputs y.
         """
         query, key, value, gate = self._project_gated(x)  # Q, K, V and U, after SiLU, [m, h, e]
-        # The position scheme may change query, key and value, and give the bias B. They come back
-        # as blocks [b, h, t, e], a history in each row, padded at its end.
+        # ``apply_hooks`` lets the position scheme, a module that brings order and times into
+        # attention, change query, key and value, and give the bias B, or None. They come back as
+        # blocks [b, h, t, e], with a history in each row, padded at its end.
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
-
-        # A bias of fewer than four dimensions is the same for all histories, one of fewer than
-        # three for all heads, too: bring it to [1 or b, 1 or h, t, t].
-        while bias is not None and bias.dim() < 4:
-            bias = bias[None]
 
         n = batch.max_length
         if self.training and self.attn_dropout.p > 0:
             # dropout on the weights of the whole batch at once
             out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
         else:
-            # the same without dropout, for c of the b histories at a time, to save memory: as many
-            # as the weights of one history, h times t times t numbers, allow
+            # The same without dropout, for some histories (rows of all tensors) at a time, so that
+            # their weights take little memory. A bias that lacks the first dimensions, since it is
+            # the same for all histories or heads, gets them with the size 1.
+            if bias is not None:
+                bias = bias.reshape(*[1] * (4 - bias.dim()), *bias.shape)
             out = compute_in_chunks(
                 lambda q_c, k_c, v_c, bias_c: _compute_weights(q_c, k_c, bias_c, n) @ v_c,
-                (q, k, v, bias),
-                self.n_heads * batch.width**2,
+                tensors=(q, k, v, bias),
+                row_elements=self.n_heads * batch.width**2,  # weights of one history, h * t * t
             )
 
-        # back from padded blocks [b, h, t, e] to [m, d], and the gate
-        out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
+        # From a block [b, t, h, e] ``unpad`` takes the m interactions, without the padding.
+        out = batch.unpad(out.transpose(1, 2), align="start").reshape(x.shape)
+        out = self.gate_norm(out)
         out = self.out_dropout(out * gate.reshape(x.shape))
         # f2 is the identity if the option ``output`` is off, which leaves ``dense`` None
         return x + (out if self.dense is None else self.dense(out))
 
     def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d].
+        """Return query, key, value and gate, each SiLU(W LayerNorm(x)) with a W of its own.
 
-        ``projections`` are the layers of query, key and value; ``project_jointly`` applies all four
-        in one matrix product, and SiLU follows.
+        Args:
+            x: [m, d] inputs, one for each of the m interactions.
+
+        Returns:
+            Four tensors [m, h, e], one row of size e = d / h for each of h heads.
         """
-        product = self.project_jointly(self.LayerNorm(x), [*self.projections.values(), self.gate])
+        layers = [*self.projections.values(), self.gate]  # of query, key, value and gate
+        product = self.project_jointly(self.LayerNorm(x), layers)  # one product, [m, 4, h, e]
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
@@ -179,15 +183,20 @@ class GatedFeedForward(nn.Module):
     """x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = Norm(x); SwiGLU (Shazeer 2020)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create W1 and W2 as one layer [2 inner, d], W3 [d, inner] and the gate's W [d, d].
+        """Create the layers of x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = LayerNorm(x).
 
-        d is ``options.hidden_size`` and inner ``options.inner_size``.
+        Here * multiplies element by element. W1 and W2 are [inner, d], W3 is [d, inner] and W, the
+        gate's, [d, d].
+
+        Args:
+            options: sizes and switches of the layer; d is its ``hidden_size``, inner its
+                ``inner_size``.
         """
         super().__init__()
         d, inner = options.hidden_size, options.inner_size
-        self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 and W2
-        self.dense_2 = nn.Linear(inner, d, bias=False)
-        self.gate = nn.Linear(d, d)
+        self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 above W2
+        self.dense_2 = nn.Linear(inner, d, bias=False)  # W3
+        self.gate = nn.Linear(d, d)  # W, with a bias
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
 

@@ -143,13 +143,18 @@ class AttentionPosition(PositionScheme):
         batch: SequenceBatch,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Compute what replaces dot-product attention; None, by default, replaces nothing.
+        """Compute the output of attention in place of softmax(q k^T / sqrt(e)) v.
+
+        A position scheme (a subclass) may define it. By default it returns None, and the layer then
+        computes the softmax. A scheme that reads only some of query, key and value says so in
+        ``projections``, so that the layer does not compute the others.
 
         Args:
-            query: [m, h, e], history after history; None if ``projections`` leaves it out.
-            key: [m, h, e] as ``query``; None if ``projections`` leaves it out.
-            value: [m, h, e] as ``query``; if ``projections`` leaves it out, the layer's input, cut
-                into heads.
+            query: [m, h, e] one vector for each head of the m interactions, history after history;
+                None if it is not in ``projections``.
+            key: the same, as ``query``.
+            value: the same, as ``query``. If it is not in ``projections``, it is the input of the
+                layer, [m, d], cut into h heads.
             batch: the histories.
             dropout: dropout on the weights of attention.
 
@@ -170,7 +175,12 @@ def add_positions(scheme: nn.Module, x: Tensor, batch: SequenceBatch) -> Tensor:
 
 
 def require_result(
-    found: Any, dtype: torch.dtype, shape: Sequence[int], source: nn.Module, method: str
+    found: Any,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    source: nn.Module,
+    method: str,
+    may_broadcast: bool = False,
 ) -> Tensor:
     """Check what a method of a user's own position scheme or model has returned, and return it.
 
@@ -178,9 +188,11 @@ def require_result(
         found: the result.
         dtype: type to which a float64 result is cast: times are float64, and so is what is made of
             them. A result of another type stays as it is.
-        shape: the sizes that the result must have; it may be broadcast to those of a bias.
+        shape: the sizes that the result must have.
         source: the scheme or model.
         method: name of the method.
+        may_broadcast: whether a shape is enough that can be broadcast to ``shape``, such as [5] or
+            [1, 5] to [3, 5].
 
     Returns:
         The result, cast if it is float64.
@@ -189,14 +201,10 @@ def require_result(
         UsageError: if the result is no floating-point tensor, or of another shape.
     """
     if isinstance(found, Tensor) and found.is_floating_point():
-        # a bias may have fewer dimensions than [b, h, t, t], and 1 in place of any size
-        is_bias = method == "bias"
-        is_as_long = found.dim() <= len(shape) if is_bias else found.dim() == len(shape)
-        # compared from the last dimension on, as in broadcasting
-        sizes = zip(reversed(found.shape), reversed(shape), strict=False)
-        if is_as_long and all(a == b or (is_bias and a == 1) for a, b in sizes):
-            is_double = found.dtype == torch.float64
-            return found.to(dtype) if is_double else found
+        sizes = list(found.shape)
+        fits = can_broadcast(sizes, shape) if may_broadcast else sizes == list(shape)
+        if fits:
+            return found.to(dtype) if found.dtype == torch.float64 else found
 
     # say what was returned instead
     is_tensor = isinstance(found, Tensor)
@@ -205,3 +213,12 @@ def require_result(
         f"{type(source).__name__}.{method}: expected a floating-point tensor {list(shape)}, found "
         f"{description}"
     )
+
+
+def can_broadcast(sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether a tensor of some sizes can be broadcast to a shape, as [1, 5] to [2, 3, 5]."""
+    num_missing = len(shape) - len(sizes)  # dimensions at the front
+    if num_missing < 0:
+        return False
+    pairs = zip(sizes, shape[num_missing:], strict=True)
+    return all(size == full or size == 1 for size, full in pairs)

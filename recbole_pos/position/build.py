@@ -311,7 +311,7 @@ class Compose(AttentionPosition):
         for scheme in self.parts().values():  # the schemes of this layer by name
             term = scheme.bias(q, k, batch)
             if term is not None:
-                term = require_result(term, q.dtype, shape, scheme, "bias")
+                term = require_result(term, q.dtype, shape, scheme, "bias", may_broadcast=True)
                 total = term if total is None else total + term
         return total
 
