@@ -252,14 +252,16 @@ class ItemFeatures(nn.Module):
         return self.fusion(vectors, embedded)
 
     def extend(self, vectors: Any) -> None:
-        """Add as many items as there are ``vectors`` [k, ...]; all their fields are missing.
+        """Add new items, whose fields, such as a genre or a price, are all missing.
 
         A missing number is NaN, a missing token 0.
 
         Args:
-            vectors: content vectors of the new items; only their number matters here.
+            vectors: [k, c] content vectors of k new items. All parts of an item table are extended
+                by these; fields are not made of them, so only their number is read here.
         """
         for index in range(len(self.fields)):
+            # values of a field for all items, [items] or [items, s]: the buffers values_0, ...
             column = getattr(self, f"values_{index}")
             missing = math.nan if column.is_floating_point() else 0
             new_values = column.new_full((len(vectors), *column.shape[1:]), missing)

@@ -56,20 +56,21 @@ class ItemTable(nn.Embedding):
             self.weight[rows, : vectors.size(1)] = vectors
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add k items behind the others, from their content vectors [k, c].
+        """Add k new items after the last one of the table.
 
-        The modules in ``parts`` add to the vectors of items, such as an MLP of their content; each
-        gets the content of the new items. If ids have vectors of their own (``has_ids``), those of
-        the new items are zeros: they are not trained.
+        The vector of an item is its row of the table, ``weight`` [n, d], plus what the modules in
+        ``parts`` add, such as a layer that reads the item's content. New items get rows of zeros,
+        as they are not trained, so that only the parts make their vectors.
 
         Args:
-            vectors: [k, c] a content vector for each new item.
+            vectors: [k, c] a content vector for each new item, such as the embedding of its text.
         """
         parts: Iterable[Any] = self.parts.values()
         for part in parts:
             part.extend(vectors)
         self.num_embeddings += len(vectors)
-        if self.has_ids:
+        if self.has_ids:  # there is a table; without it parts make the vectors of all items
+            # a parameter cannot grow, so a longer one takes its place
             rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, len(vectors)))
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 

@@ -224,8 +224,7 @@ class SequenceBatch:
         """[m] float64, seconds from the start of the history to each interaction.
 
         The start is the time of the history's oldest interaction, or ``start`` [b] if it is given.
-        It is no newer time, since nothing about an interaction may depend on later ones: seconds
-        are rounded, and the rounding would depend on the time from which they count.
+        Counting from the oldest one, no interaction depends on later ones, not even by rounding.
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
@@ -277,19 +276,23 @@ class SequenceBatch:
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return where each interaction is in a padded block that is read as one row.
+        """Return the place of each interaction in a padded block with a history in each row.
 
-        Interactions are packed: one history after the other, without padding.
+        Places are numbered row by row. The histories [5] and [6, 7] make the block
 
-        Histories of 1 and 2 interactions make a block [2, 2]: aligned at the start their indices
-        are 0, 2, 3, time-major they are 0, 1, 3.
+            5 0
+            6 7
+
+        with the places 0 and 1 in the first row, 2 and 3 in the second: the three interactions have
+        the places 0, 2, 3. With ``align="end"`` the first row is 0 5, and they have 1, 2, 3. With
+        ``time_major`` the block is transposed, and they have 0, 1, 3.
 
         Args:
             align: whether padding follows the interactions (``start``) or precedes them (``end``).
             time_major: whether the block is [t, b] and not [b, t].
 
         Returns:
-            [m] int64.
+            [m] int64, for the m interactions, history after history.
         """
 
         def compute() -> Tensor:
@@ -298,6 +301,7 @@ class SequenceBatch:
                 return column * self.batch_size + self.row
             return self.row * self.block_width(align) + column
 
+        # the first call computes them, and later calls get the same tensor
         return self.cached(("slots", align, time_major), compute)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
@@ -311,21 +315,17 @@ class SequenceBatch:
         Returns:
             [b, t, ...], or time-major [t, b, ...], with t the length of the longest history.
         """
-        # ``slots`` says where each interaction is in the block, read as one row
         b, t = self.batch_size, self.width
         if self.is_full:  # no padding: the values are the block already
             block = x.reshape(b, t, *x.shape[1:])
             return block.transpose(0, 1).contiguous() if time_major else block
         shape = (t, b) if time_major else (b, t)
         block = x.new_zeros(b * t, *x.shape[1:])
+        # ``slots`` says where each interaction is in the block, read as one row
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Take the values of the interactions out of a padded block: the inverse of :meth:`pad`.
-
-        A batch is full if all histories have t interactions. Then the block has no padding, and
-        its entries are the values already. Otherwise ``slots`` [m] says where each interaction is
-        in the block, read as one row.
 
         Args:
             block: [b, t, ...], or time-major [t, b, ...]: values of b histories, padded to the
@@ -336,10 +336,13 @@ class SequenceBatch:
         Returns:
             [m, ...] values of the m interactions, one history after the other, without padding.
         """
-        if self.is_full and time_major:
-            block = block.transpose(0, 1)
-        flat = block.reshape(self.batch_size * self.width, *block.shape[2:])
-        return flat if self.is_full else flat.index_select(0, self.slots(align, time_major))
+        flat_shape = (self.batch_size * self.width, *block.shape[2:])
+        if self.is_full:  # all histories have t interactions, so there is no padding
+            block = block.transpose(0, 1) if time_major else block  # [b, t, ...]
+            return block.reshape(flat_shape)
+        # the place of each interaction in the block, numbered row by row, in either order
+        place = self.slots(align, time_major)
+        return block.reshape(flat_shape).index_select(0, place)
 
 
 class PaddedBatch(SequenceBatch):
@@ -363,7 +366,7 @@ class PaddedBatch(SequenceBatch):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedBatch:
-        """Return a batch of padded histories, with a query after the newest interaction of each.
+        """Return a batch of padded histories, to predict the next item of each.
 
         Args:
             items: [b, t] int64 items of histories, oldest first, padded with 0 on the right.
@@ -374,20 +377,24 @@ class PaddedBatch(SequenceBatch):
             features: columns [b, t] or [b, t, s] of interactions and [b, ...] of users, or None.
 
         Returns:
-            The batch of all b * t columns, padding included, row after row.
+            The batch. Its "interactions" are all b * t places, padding included, row after row.
+            ``queries`` [b] are the places of the newest real interactions, after which the next
+            items are predicted.
         """
         b, t = items.shape
         features = features or Features()
 
-        # These checks tell torch.export which sizes are equal; without them, and if they came
-        # later, it would give the same size different symbols.
-        for column in (*features.events.values(), *([] if times is None else [times])):
-            torch._check(column.size(0) == b)
-            torch._check(column.size(1) == t)
-        for column in (lengths, *features.users.values(), *([] if at is None else [at])):
-            torch._check(column.size(0) == b)
+        # torch.export gives each size of each tensor a symbol. These checks tell it which sizes are
+        # the same, and must come before the sizes are used.
+        for column in (times, *features.events.values()):
+            if column is not None:
+                torch._check(column.size(0) == b)
+                torch._check(column.size(1) == t)
+        for column in (lengths, at, *features.users.values()):
+            if column is not None:
+                torch._check(column.size(0) == b)
 
-        # the newest interaction of history i is column lengths[i] - 1 of the t columns of row i
+        # history i begins at the place i * t, and has lengths[i] interactions
         newest = torch.arange(lengths.size(0), device=lengths.device) * t + lengths - 1
         return cls(
             items=items.reshape(b * t),
@@ -467,21 +474,22 @@ class PaddedBatch(SequenceBatch):
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Take the values of the t columns of each row out of a block: the inverse of :meth:`pad`.
+        """Take values for the t places of each history out of a block: the inverse of :meth:`pad`.
 
-        The values of padding are among them, since padding counts as interactions here.
+        This batch has t places for each of b histories: its interactions, then padding. A block
+        that is aligned at the start has the same places. One that is aligned at the end has n
+        columns for each history, n being the maximum length, with the interactions last.
 
         Args:
-            block: [b, t, ...] aligned at the start, or [b, n, ...] aligned at the end, where n is
-                the maximum length; time-major [t or n, b, ...].
+            block: [b, t, ...] (``start``) or [b, n, ...] (``end``), or time-major [t or n, b, ...].
             align: whether padding follows the interactions (``start``) or precedes them (``end``).
-            time_major: the order of the block's dimensions.
+            time_major: whether the block has a column for each history instead of a row.
 
         Returns:
-            [b * t, ...], row after row.
+            [b * t, ...] values of all places, padding included, history after history.
         """
         if time_major:
             block = block.transpose(0, 1)
         flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])
-        # ``slots`` says where each value is in the flattened block
+        # ``slots`` says where the value of each of the b * t places is among the b * n values
         return flat if align == "start" else flat.index_select(0, self.slots(align))
