@@ -123,8 +123,7 @@ class Registry(Mapping[str, type]):
         found under its former registration.
         """
         path = import_path(cls)
-        found = (entry for entry in self.added.values() if import_path(entry.cls) == path)
-        return next(found, None)
+        return next((x for x in self.added.values() if import_path(x.cls) == path), None)
 
     def add(self, name: str, registration: Registration) -> None:
         """Register a user's class under a name.

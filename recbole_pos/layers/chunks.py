@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -67,14 +68,10 @@ def compute_in_chunks(
         return function(*tensors)
 
     # the chunks of each tensor; a tensor that all rows share, or None, is the same in every chunk
-    num_chunks = -(-len(rows) // rows_per_chunk)  # rounded up
-    chunks = [
-        (x,) * num_chunks if x is None or len(x) == 1 else x.split(rows_per_chunk) for x in tensors
-    ]
-
+    chunks = [repeat(x) if x is None or len(x) == 1 else x.split(rows_per_chunk) for x in tensors]
     # ``checkpoint`` computes a chunk again in the backward pass
     results = [
         checkpoint(function, *chunk, use_reentrant=False, preserve_rng_state=False)
-        for chunk in zip(*chunks, strict=True)
+        for chunk in zip(*chunks, strict=False)  # ``repeat`` has no end
     ]
     return torch.cat(results)

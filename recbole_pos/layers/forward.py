@@ -21,7 +21,7 @@ Modules carry RecBole's names (``query``, ``dense``, ...), so weights of its SAS
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -368,6 +368,5 @@ class BlockOptions:
             config: RecBole's configuration, which has most of the options, under the same names.
             **fixed: options that it does not have: ``bias``, ``output`` and, if False, ``causal``.
         """
-        keys = "hidden_size inner_size n_heads hidden_dropout_prob attn_dropout_prob hidden_act"
-        keys += " norm layer_norm_eps"
-        return cls(**{key: config[key] for key in keys.split()}, **fixed)
+        keys = [x.name for x in fields(cls) if x.name != "causal" and x.name not in fixed]
+        return cls(**{key: config[key] for key in keys}, **fixed)

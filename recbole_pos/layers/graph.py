@@ -257,8 +257,7 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
     # anchor itself, to which the distance is 0.
     sends = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
     distance = anchors.distance[:, None].to(weights.dtype)  # [a, 1, n]
-    sent = torch.where(sends & (distance > 0), distance, by_edges)
-    weights[session, :, :, index] = sent
+    weights[session, :, :, index] = torch.where(sends & (distance > 0), distance, by_edges)
     return weights
 
 

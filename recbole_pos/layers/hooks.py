@@ -202,8 +202,7 @@ def require_result(
     """
     if isinstance(found, Tensor) and found.is_floating_point():
         sizes = list(found.shape)
-        fits = can_broadcast(sizes, shape) if may_broadcast else sizes == list(shape)
-        if fits:
+        if can_broadcast(sizes, shape) if may_broadcast else sizes == list(shape):
             return found.to(dtype) if found.dtype == torch.float64 else found
 
     # say what was returned instead
@@ -217,8 +216,5 @@ def require_result(
 
 def can_broadcast(sizes: Sequence[int], shape: Sequence[int]) -> bool:
     """Return whether a tensor of some sizes can be broadcast to a shape, as [1, 5] to [2, 3, 5]."""
-    num_missing = len(shape) - len(sizes)  # dimensions at the front
-    if num_missing < 0:
-        return False
-    pairs = zip(sizes, shape[num_missing:], strict=True)
-    return all(size == full or size == 1 for size, full in pairs)
+    pairs = zip(reversed(sizes), reversed(shape), strict=False)  # from the last dimension on
+    return len(sizes) <= len(shape) and all(size in (full, 1) for size, full in pairs)

@@ -174,8 +174,7 @@ def _compute_losses(
 
     # ``softmax`` does not return lse. But it has made exp(highest_logit - lse) the probability of
     # the highest logit, which is the highest probability. So lse follows from its logarithm.
-    highest_probability = probabilities.amax(1, keepdim=True)
-    log_sum_exp = highest_logit - highest_probability.log()
+    log_sum_exp = highest_logit - probabilities.amax(1, keepdim=True).log()
     return weight_sum * log_sum_exp - weighted_logits, weight_sum
 
 

@@ -206,18 +206,12 @@ class SampledLoss:
         # None and the items themselves, if the gradient has all rows.
         rows, (target_index, item_index) = index_rows(vectors, targets, items)
 
-        # all in the type of the item vectors, also under automatic mixed precision
-        dtype = vectors.dtype
-        negative_weight, target_shift, negative_shift = (
-            None if x is None else x.to(dtype)
-            for x in (negative_weight, target_shift, negative_shift)
-        )
+        # all in the type of the item vectors, also under automatic mixed precision (autocast)
         with torch.autocast(states.device.type, enabled=False):
-            return _SharedNegatives.apply(
-                *(states.to(dtype), vectors, targets, items),
-                *(beta, negative_weight, target_shift, negative_shift),
-                *(rows, target_index, item_index),
-            )
+            states = states.to(vectors.dtype)
+            numbers = beta, negative_weight, target_shift, negative_shift
+            indices = rows, target_index, item_index
+            return _SharedNegatives.apply(states, vectors, targets, items, *numbers, *indices)
 
     def _weigh_binary(self, targets: Tensor, n: int) -> tuple[float, Tensor]:
         """Return the two factors of a binary loss: beta and, for each target, 1 / (1 - q_t).
@@ -344,7 +338,7 @@ class _SharedNegatives(EarlyGradients):
         Args:
             ctx: torch's context of the function.
             states: [m, d] state of each position.
-            vectors: [items, d] item vectors.
+            vectors: [items, d] item vectors, of the same type as ``states``.
             targets: [m] int64 item of each position.
             items: [groups, n] int64 negatives of each group.
             beta: weight of the target in a binary loss; None for a softmax.
@@ -357,10 +351,11 @@ class _SharedNegatives(EarlyGradients):
         Returns:
             Scalar.
         """
+        dtype = vectors.dtype
         target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
         target_logits = (states * target_vectors).sum(1)
         if target_shift is not None:
-            target_logits = target_logits + target_shift
+            target_logits = target_logits + target_shift.to(dtype)
 
         # put the positions into groups, [groups, size, ...]
         m = len(states)
@@ -368,7 +363,7 @@ class _SharedNegatives(EarlyGradients):
         size = math.ceil(m / num_groups)
         split = functools.partial(_split, num_groups=num_groups, size=size)
         states_of, target_of, logit_of = split(states), split(targets), split(target_logits)
-        negative_weight_of = None if negative_weight is None else split(negative_weight)
+        negative_weight_of = None if negative_weight is None else split(negative_weight.to(dtype))
         # a position counts 1 / m, and 0 where a group is filled up
         mean_weight = split(torch.full_like(states[:, 0], 1 / m))
 
@@ -383,7 +378,7 @@ class _SharedNegatives(EarlyGradients):
             negatives = F.embedding(items[chunk], vectors)  # [groups, n, d]
             logits = states_of[chunk] @ negatives.mT  # [groups, size, n]
             if negative_shift is not None:
-                logits += negative_shift[chunk, None]
+                logits += negative_shift[chunk, None].to(dtype)
             # a negative that is the target of a position is left out for it
             is_target = items[chunk, None] == target_of[chunk, :, None]
             logits.masked_fill_(is_target, -torch.inf)

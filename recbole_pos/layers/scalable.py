@@ -55,14 +55,13 @@ def scalable_cross_entropy(
     m, d = states.shape
     recommended = math.ceil(2 * math.sqrt(m))
     n = n_buckets or recommended
-    # The directions have the type of the item vectors, with which they are compared. The product
-    # would have a shorter one under automatic mixed precision (autocast).
-    options: dict[str, Any] = {"dtype": vectors.dtype, "device": states.device}
+    width = m if mix_x else d
+    directions = torch.randn(n, width, dtype=vectors.dtype, device=states.device)
     if mix_x:
+        # They have the type of the item vectors, with which they are compared. The product would
+        # have a shorter one under automatic mixed precision (autocast).
         with torch.autocast(states.device.type, enabled=False):
-            directions = torch.randn(n, m, **options) @ states.detach().to(vectors.dtype)
-    else:
-        directions = torch.randn(n, d, **options)
+            directions = directions @ states.detach().to(vectors.dtype)
     return bucket_cross_entropy(
         states, vectors, targets, directions, bucket_size_x or recommended, bucket_size_y
     )

@@ -180,7 +180,7 @@ class SequenceBatch:
     @property
     def batch_size(self) -> int:
         """b, the number of histories."""
-        return self.lengths.numel()
+        return self.lengths.size(0)
 
     @property
     def is_full(self) -> bool:
@@ -207,7 +207,7 @@ class SequenceBatch:
     @lazy_attribute
     def last(self) -> Tensor:
         """[b] index of the newest interaction of each history among the packed interactions."""
-        return self.lengths.cumsum(0) - 1
+        return self.first + self.lengths - 1
 
     @lazy_attribute
     def age(self) -> Tensor:
@@ -336,13 +336,11 @@ class SequenceBatch:
         Returns:
             [m, ...] values of the m interactions, one history after the other, without padding.
         """
-        flat_shape = (self.batch_size * self.width, *block.shape[2:])
+        shape = (self.batch_size * self.width, *block.shape[2:])
         if self.is_full:  # all histories have t interactions, so there is no padding
-            block = block.transpose(0, 1) if time_major else block  # [b, t, ...]
-            return block.reshape(flat_shape)
-        # the place of each interaction in the block, numbered row by row, in either order
-        place = self.slots(align, time_major)
-        return block.reshape(flat_shape).index_select(0, place)
+            return (block.transpose(0, 1) if time_major else block).reshape(shape)
+        # ``slots`` has the place of each interaction in the block, numbered row by row
+        return block.reshape(shape).index_select(0, self.slots(align, time_major))
 
 
 class PaddedBatch(SequenceBatch):
@@ -408,10 +406,6 @@ class PaddedBatch(SequenceBatch):
         )
 
     @property
-    def batch_size(self) -> int:
-        return self.lengths.size(0)
-
-    @property
     def is_full(self) -> bool:
         return False  # one graph serves full and padded batches
 
@@ -428,10 +422,6 @@ class PaddedBatch(SequenceBatch):
     @lazy_attribute
     def first(self) -> Tensor:
         return torch.arange(self.batch_size, device=self.lengths.device) * self.width
-
-    @lazy_attribute
-    def last(self) -> Tensor:
-        return self.first + self.lengths - 1
 
     @lazy_attribute
     def age(self) -> Tensor:
