@@ -58,9 +58,7 @@ class Shard:
             target_counts: number of targets of each row, as long as ``rows``; one each by default.
         """
         counts = np.ones(len(rows), dtype=int) if target_counts is None else target_counts
-        own_counts = counts[
-            self.rank :: self.size
-        ]  # every ``size``-th, as ``take_rows`` takes them
+        own_counts = counts[self.rank :: self.size]  # of the rows that ``take_rows`` returns
         self.num_targets, self.num_batch_targets = int(own_counts.sum()), int(counts.sum())
         return self.take_rows(rows)
 
@@ -188,13 +186,14 @@ def compute_global_loss(
     negatives, would miss the rows of other processes. So each process gathers the rows of all, and
     computes the same loss L of the whole batch with the same random numbers.
 
-    The gradients become those of one process with the whole batch. Later each process multiplies
-    its gradients by its weight (``shard.weight``; the weights of all processes sum to 1), and those
-    of all processes are added up. With w the weight of a process, this does for the gradient of
+    The training loop then multiplies the gradients of each process by its weight w
+    (``shard.weight``; those of all processes sum to 1), and adds up those of all processes. The
+    results are the gradients that one process with the whole batch has:
 
-    - the item embeddings: it is dL/dE in every process, and the sum of all w dL/dE is dL/dE again.
-    - a state: it exists in one process only, and w dL/ds would be too small. So it is divided by w
-      here, in advance.
+    - of the item embeddings E, each process has the same gradient dL/dE, and the sum of all
+      w dL/dE is dL/dE again.
+    - of a state s, only one process has the gradient, and w dL/ds would be too small. So dL/ds is
+      divided by w here, in advance.
 
     Args:
         loss: the loss, a function of states, item embeddings and targets that returns a scalar.
@@ -206,8 +205,7 @@ def compute_global_loss(
     Returns:
         Scalar L, the same in each process.
     """
-    # A process for which a batch has no row was given one nevertheless, with 0 targets. Without it
-    # this process may have no rows here.
+    # A process for which a batch has no row gets one nevertheless, with 0 targets. It is left out.
     num_rows = len(states) if shard.num_targets else 0
     own_states, own_targets = states[:num_rows], targets[:num_rows]
     if own_states.requires_grad:

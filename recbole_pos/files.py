@@ -84,12 +84,12 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
 
 @contextmanager
 def _open_to_write(file_path: Path, text: bool, name: Path) -> Iterator[IO]:
-    """Open a file for a ``with`` block to write; say so by a name if it cannot be written.
+    """Open a file for a ``with`` block to write, and name it in errors of writing.
 
     Args:
         file_path: the file to open.
         text: whether the file takes text (UTF-8), or bytes.
-        name: path for messages, if the user knows the file by another one.
+        name: path that messages have for the file, which may still have a temporary one.
 
     Yields:
         The open file.

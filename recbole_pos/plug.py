@@ -175,8 +175,8 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
     Args:
         file: path of the checkpoint.
         trust: whether the user allows that code in the file is run.
-        device: device for the tensors of a trusted file; by default where they were saved. Those of
-            other files are on the CPU.
+        device: device for the tensors of a file that this process has written or the user trusts;
+            by default where they were saved. Those of other files are on the CPU.
 
     Returns:
         ``config``, ``state_dict`` (the weights), ``other_parameter`` and so on, by name.

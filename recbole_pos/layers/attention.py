@@ -54,10 +54,15 @@ class Dropout(nn.Module):
         return 256 / (256 - self.threshold)
 
     def draw_kept(self, shape: Sequence[int]) -> Tensor:
-        """Draw which elements of a tensor on CPU are kept, bool."""
-        num_elements = math.prod(shape)  # a random byte for each
-        words = torch.empty((num_elements + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
-        return words.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
+        """Draw which elements of a tensor on CPU are kept, bool of this shape.
+
+        Each element gets a random byte, and is dropped if that is below ``threshold``. A random
+        integer of 64 bits has the bytes of eight elements, so few integers have to be drawn.
+        """
+        num_elements = math.prod(shape)
+        num_integers = (num_elements + 7) // 8  # rounded up
+        integers = torch.empty(num_integers, dtype=torch.int64).random_(-(2**63), None)
+        return integers.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
 
 
 def future_mask(t: int, device: torch.device) -> Tensor:
@@ -176,13 +181,13 @@ class _BiasedAttention(torch.autograd.Function):
         # contiguous, as products copy transposed views; detached, as torch uses the fused kernel
         # only for a mask that requires no gradient
         q, k, v = (x.detach().contiguous() for x in (q, k, v))
-
         bias = bias.detach()
-        if kept is None:
+        if kept is None:  # no dropout: torch's kernel computes the same
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            out, scaled_q = torch.empty_like(v), q * q.size(-1) ** -0.5
-            # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias
+            scaled_q, out = q * q.size(-1) ** -0.5, torch.empty_like(v)
+            # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias. A product is
+            # written to its place in ``out``, of which a slice is a view.
             for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
                 torch.matmul(weights * kept[rows], v[rows], out=out[rows])

@@ -237,7 +237,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return value, column
 
     if scores.size(1) > k:
-        # rows in which it does; not where both are -inf, excluded items, of which any will do
+        # rows in which these two are equal; not where both are -inf: of excluded items any will do
         lowest, next_score = highest[:, k - 1], highest[:, k]
         row = ((next_score == lowest) & (lowest > -torch.inf)).nonzero()[:, 0]
         if len(row):

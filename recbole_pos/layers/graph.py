@@ -49,7 +49,8 @@ class SessionGraph:
         Returns:
             The graphs, with all nodes of a session one after the other.
         """
-        # only what the graph reads: times and fields would be copied to a GPU a second time
+        # The graph is copied to a GPU with the batch. So it has only what it reads of the batch, or
+        # times and fields would be copied twice.
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
 
@@ -209,7 +210,7 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
 
 
 def _walk(distance: Tensor) -> Tensor:
-    """Lower the distance of each place to one step more than that of the place before, if less.
+    """Lower the distance of each place to one more than that of the place before it, if it is more.
 
     The distances 8 0 8 8 become 8 0 1 2. Less the numbers of their places, 0 1 2 3, they are
     8 -1 6 5. The least of these so far are 8 -1 -1 -1, and plus the numbers they are 8 0 1 2.
@@ -354,7 +355,7 @@ class WGAT(nn.Module):
 
         # W x of each head h and node k. The letters d and e are the columns of x and of W x.
         projected = torch.einsum("hed,kd->hke", self.weight, x)  # [h, k, d]
-        # a_target W x and a_source W x of each node and head. The letter s are these two products.
+        # a_target W x and a_source W x of each node and head; s stands for these two products.
         products = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
 
         # ``pad`` makes a block [b, n, ...] of [k, ...], with the n nodes of a session in each row,

@@ -202,7 +202,8 @@ def require_result(
     """
     if isinstance(found, Tensor) and found.is_floating_point():
         sizes = list(found.shape)
-        if can_broadcast(sizes, shape) if may_broadcast else sizes == list(shape):
+        fits = can_broadcast(sizes, shape) if may_broadcast else sizes == list(shape)
+        if fits:
             return found.to(dtype) if found.dtype == torch.float64 else found
 
     # say what was returned instead

@@ -307,6 +307,7 @@ def _split(x: Tensor, num_groups: int, size: int) -> Tensor:
     Returns:
         [num_groups, size, ...].
     """
+    # F.pad takes two widths for each dimension, the last dimension first; only the first is padded
     filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, num_groups * size - len(x)))
     return filled.view(size, num_groups, *x.shape[1:]).transpose(0, 1).contiguous()
 
