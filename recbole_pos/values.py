@@ -165,9 +165,7 @@ def read_names(names: Any, key: str) -> list[str]:
         if type(name) is str:  # the usual case, made fast since a request may name all items
             found.append(name)
             continue
-        plain = to_python(name)
-        if isinstance(plain, UUID):
-            plain = str(plain)
+        plain = str(name) if isinstance(name, UUID) else to_python(name)
         if isinstance(plain, float) and plain.is_integer():
             plain = int(plain)
         if not isinstance(plain, (str, int)):

@@ -60,8 +60,7 @@ class Dropout(nn.Module):
         integer of 64 bits has the bytes of eight elements, so few integers have to be drawn.
         """
         num_elements = math.prod(shape)
-        num_integers = (num_elements + 7) // 8  # rounded up
-        integers = torch.empty(num_integers, dtype=torch.int64).random_(-(2**63), None)
+        integers = torch.empty((num_elements + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
         return integers.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
 
 

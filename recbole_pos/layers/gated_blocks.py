@@ -113,8 +113,7 @@ class PointwiseAttention(MultiHeadAttention):
             )
 
         # From a block [b, t, h, e] ``unpad`` takes the m interactions, without the padding.
-        out = batch.unpad(out.transpose(1, 2), align="start").reshape(x.shape)
-        out = self.gate_norm(out)
+        out = self.gate_norm(batch.unpad(out.transpose(1, 2), align="start").reshape(x.shape))
         out = self.out_dropout(out * gate.reshape(x.shape))
         # f2 is the identity if the option ``output`` is off, which leaves ``dense`` None
         return x + (out if self.dense is None else self.dense(out))

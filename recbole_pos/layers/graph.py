@@ -60,8 +60,7 @@ class SessionGraph:
         # 0 1 1 2 3 (``node``), and the nodes have 1 2 1 1 interactions (``count``).
         code, order = (events.row * (items.max() + 1) + items).sort(stable=True)
         _, node, count = torch.unique_consecutive(code, return_inverse=True, return_counts=True)
-        alias = torch.empty_like(order)
-        alias[order] = node
+        alias = torch.empty_like(order).index_copy_(0, order, node)  # alias[order] = node
 
         # In ``order`` the interactions of a node stand from ``start`` to ``end``: 0 1 3 4 and
         # 0 2 3 4 in the example. So node 1 has the interactions from 0 to 2.
@@ -189,9 +188,8 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
 
     # The node at each place of a session, and n at its padding; behind it stand the same places
     # backwards. A session of the nodes 0, 1, 2, 0 gives 0 1 2 0 0 2 1 0.
-    forwards = events.pad(nodes.index[graph.alias], align="start")  # [b, t]
-    forwards = forwards.masked_fill(events.padding, n)
-    node = torch.cat((forwards, forwards.flip(1)), 1)[session]  # [a, 2t]
+    walk = events.pad(nodes.index[graph.alias], "start").masked_fill(events.padding, n)  # [b, t]
+    node = torch.cat((walk, walk.flip(1)), 1)[session]  # [a, 2t]
 
     # the distance of each place so far, and the most repeated items of a session
     distance = torch.where(node == start_index[:, None], 0, far)  # [a, 2t]

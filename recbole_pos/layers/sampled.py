@@ -352,11 +352,10 @@ class _SharedNegatives(EarlyGradients):
         Returns:
             Scalar.
         """
-        dtype = vectors.dtype
         target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
         target_logits = (states * target_vectors).sum(1)
         if target_shift is not None:
-            target_logits = target_logits + target_shift.to(dtype)
+            target_logits = target_logits + target_shift.to(states.dtype)
 
         # put the positions into groups, [groups, size, ...]
         m = len(states)
@@ -364,7 +363,7 @@ class _SharedNegatives(EarlyGradients):
         size = math.ceil(m / num_groups)
         split = functools.partial(_split, num_groups=num_groups, size=size)
         states_of, target_of, logit_of = split(states), split(targets), split(target_logits)
-        negative_weight_of = None if negative_weight is None else split(negative_weight.to(dtype))
+        negative_weight_of = None if negative_weight is None else split(negative_weight.to(states))
         # a position counts 1 / m, and 0 where a group is filled up
         mean_weight = split(torch.full_like(states[:, 0], 1 / m))
 
@@ -379,7 +378,7 @@ class _SharedNegatives(EarlyGradients):
             negatives = F.embedding(items[chunk], vectors)  # [groups, n, d]
             logits = states_of[chunk] @ negatives.mT  # [groups, size, n]
             if negative_shift is not None:
-                logits += negative_shift[chunk, None].to(dtype)
+                logits += negative_shift[chunk, None].to(states.dtype)
             # a negative that is the target of a position is left out for it
             is_target = items[chunk, None] == target_of[chunk, :, None]
             logits.masked_fill_(is_target, -torch.inf)
