@@ -220,6 +220,22 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
         assert (lengths[1:] == length).all() and lengths[0] <= length
 
 
+def test_only_windows_that_follow_each_other_are_linked(folder: Path) -> None:
+    """Neither the first interactions of the next user, nor windows with a gap between them."""
+    lookup = open_shop(folder).model.lookup
+    user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
+    start, end = lookup.offsets[user : user + 2]
+
+    def link(*spans: tuple[int, int]) -> list[int]:
+        events = np.concatenate([np.arange(*span) for span in spans])
+        lengths = np.array([high - low for low, high in spans])
+        return lookup.pack_windows(events, lengths, events >= 0, linked=True).sequence.tolist()
+
+    assert link((start, start + 2), (start + 2, start + 5)) == [0, 0]
+    assert link((start, start + 2), (start + 3, start + 5)) == [0, 1]
+    assert link((start, end), (end, end + 1)) == [0, 1]
+
+
 def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) -> None:
     """With the same neighbours, so nothing changes."""
     made = open_shop(folder, inference_relations="batch")

@@ -7,15 +7,18 @@ import math
 import operator
 import os
 import pickle
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from test_trainer import run
+from test_trainer import assert_same, run
 
+import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -31,8 +34,8 @@ pytestmark = pytest.mark.slow
 SCORES = [0.1, 0.3, 0.2, 0.2, 0.5, 0.4]
 
 
-def test_a_checkpoint_has_the_best_weights_so_far(tiny, tmp_path, monkeypatch) -> None:
-    """Once if they are the newest, so that the file is smaller then."""
+def test_from_the_checkpoint_of_any_epoch_to_the_same_bits(tiny, tmp_path, monkeypatch) -> None:
+    """It has the best weights so far, once if they are the newest: the file is smaller then."""
     evaluate, save, states, sizes = PosTrainer.evaluate, checkpoint.save, [], []
 
     def scored(self: PosTrainer, data: Any, *given: Any, **more: Any) -> Any:
@@ -44,11 +47,13 @@ def test_a_checkpoint_has_the_best_weights_so_far(tiny, tmp_path, monkeypatch) -
         save(file, state)
         states.append(checkpoint.load(file))
         sizes.append(file.stat().st_size)
+        shutil.copytree(file.parent, tmp_path / str(len(sizes)))
 
     monkeypatch.setattr(PosTrainer, "evaluate", scored)
     monkeypatch.setattr(checkpoint, "WRITING_SHARE", math.inf)  # every epoch is written
-    monkeypatch.setattr(checkpoint, "save", noted)
-    run(tiny, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", noted)
+        run(tiny, tmp_path / "run")
     for epoch, state in enumerate(states):
         best = SCORES.index(max(SCORES[: epoch + 1]))
         assert state["progress"]["best_epoch"] == best
@@ -56,6 +61,9 @@ def test_a_checkpoint_has_the_best_weights_so_far(tiny, tmp_path, monkeypatch) -
         for name, value in state["best_weights"]["state_dict"].items():
             assert torch.equal(value, newest[name])
     assert max(sizes[0], sizes[1], sizes[4]) < min(sizes[2], sizes[3], sizes[5])
+    for epoch in range(1, len(SCORES)):
+        recbole_pos.run(resume=tmp_path / str(epoch), verbose=False)
+        assert_same(tmp_path / "run", tmp_path / str(epoch))
 
 
 def test_writing_takes_a_twentieth_of_the_time(tmp_path, monkeypatch) -> None:
@@ -123,6 +131,31 @@ def test_a_part_that_is_wrong_is_refused(trained_run, tmp_path) -> None:
         _refused(lambda: restore(file, made.loaders["train"]), str(file))
     restore(whole, made.loaders["train"])
     assert made.trainer.progress.next_epoch == len(made.trainer.progress.history) > 0
+
+
+def test_what_was_restored_is_no_part_of_the_file(trained_run, tmp_path) -> None:
+    """Also if the file is written over while the training goes on."""
+    file = Path(shutil.copy(trained_run / "checkpoint.pt", tmp_path))
+    made = prepare(PosConfig(None, None, [str(trained_run / "config.yaml")], strict=False))
+    state = torch.load(file)
+    checkpoint.restore(made.trainer, file)
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    weights, best = dict(made.model.state_dict()), made.trainer.best_weights["state_dict"]
+    found = weights, dict(best), made.trainer.optimizer.state_dict()["state"]
+    parts = (state[name]["state_dict"] for name in ("weights", "best_weights"))
+    want = *map(dict, parts), state["optimizer"]["state"]
+    torch.testing.assert_close(found, want, rtol=0, atol=0)
+
+
+def test_random_states_of_more_gpus_than_there_are(monkeypatch) -> None:
+    """Of a run that saw two, on a machine with one: the state of the other is not needed."""
+    states, restored = [torch.zeros(16), torch.ones(16)], Mock()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", restored)
+    checkpoint.set_random_state(checkpoint.get_random_state())
+    restored.assert_called_once_with(states[:1])
 
 
 def test_weights_of_another_model_are_refused(trained_run, tmp_path, experiment) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -250,4 +251,20 @@ def test_what_differs_is_not_written(trained, tmp_path: Path, monkeypatch) -> No
     monkeypatch.setattr(module, "load_program", lambda path: program)
     with pytest.raises(UsageError, match="its output differs from it by"):
         recbole_pos.export(trained("PosSASRec"), tmp_path / "served", "torch_export")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_and_leaves_nothing(trained, tmp_path, monkeypatch) -> None:
+    """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
+    program = torch.export.export(torch.nn.Linear(100, 100), (torch.zeros(1, 100),))  # of 40 kB
+    monkeypatch.setattr(module, "trace", lambda given: program)
+    command = ["export", str(trained("PosSASRec")), "--format=torch_export"]
+
+    def export() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        return main([*command, f"--to={tmp_path / 'served'}"])
+
+    done = fork(export)
+    assert done.returncode == 1 and done.stderr.startswith("error: cannot write"), done.stderr
     assert not list(tmp_path.iterdir())

@@ -65,6 +65,16 @@ def test_folders_links_and_devices(tmp_path) -> None:
         write_text(Path("/dev/full"), "x")
 
 
+def test_a_private_file_stays_private_and_two_writers_do_not_mix(tmp_path) -> None:
+    file = tmp_path / "a.txt"
+    write_text(file, "old")
+    file.chmod(0o600)
+    with atomic_write(file) as one, atomic_write(file) as two:
+        one.write("one")
+        two.write("two")
+    assert file.read_text() == "one" and file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_folder_is_whole_or_leaves_nothing(tmp_path) -> None:
     to = tmp_path / "new"
     with pytest.raises(KeyboardInterrupt), replace_folder(to) as place:

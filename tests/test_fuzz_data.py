@@ -6,7 +6,6 @@ import codecs
 import csv
 import math
 import random
-import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,27 @@ FILES = {
 CELLS = ["", " ", "NA", "null", "nan", "inf", "-inf", "1e308", "1e309", "1e-320", "9" * 400, "0x10"]
 CELLS += ["1_000", "1,5", "+7", " 5", "5 ", "True", "٣", "-0", "--1", "[PAD]", "x" * 20_000, "😀"]
 CELLS += ['"', '""', '"a"', '"a""b"', 'a"b', '"a"b', '"a\tb"', '"a\nb"', "\\", "\u2028", "\x85"]
+BYTES = [b"\0", b'"', b"\t", b"\n", b"\r", b" ", b"\xff", codecs.BOM_UTF8, b":"]
+
+
+def flip(rng: random.Random, data: bytes) -> bytes:
+    """Some bits."""
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 3, 20]) if data else 0):
+        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def insert(rng: random.Random, data: bytes) -> bytes:
+    """A byte that means something, or a part once more."""
+    at, size = rng.randrange(len(data) + 1), rng.choice([5, 500])
+    return data[:at] + rng.choice([*BYTES, data[at : at + size]]) + data[at:]
+
+
+def encode(rng: random.Random, data: bytes) -> bytes:
+    """Text in another encoding."""
+    encoding = rng.choice(["utf-16", "utf-16-le", "cp1252", "utf-32", "utf-7"])
+    return data.decode("utf-8", "replace").encode(encoding, "replace")
 
 
 def cut_out(rng: random.Random, data: bytes) -> bytes:
@@ -64,7 +84,7 @@ def change_line_ends(rng: random.Random, data: bytes) -> bytes:
     return codecs.BOM_UTF8 + data.replace(b"\n", rng.choice([b"\r\n", b"\r", b"\n\n"]))
 
 
-DAMAGES = [cut_out, change_lines, change_line_ends, set_cell, set_cell, set_cell]
+DAMAGES = [flip, insert, encode, cut_out, change_lines, change_line_ends, *[set_cell] * 4]
 
 
 def damage_files(rng: random.Random) -> dict[str, bytes]:
@@ -79,12 +99,13 @@ def parse(data: bytes) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """(name, type) of the columns and the cells of all lines; ValueError if the file is wrong."""
     text = data.decode("utf-8-sig")
     rows = []
-    for line in re.split("\r\n|\r|\n", text):
+    for line in (line.removesuffix("\r") for line in text.split("\n")):
         if line.strip() or "\t" in line:
             if "\0" in line:
                 raise ValueError("no text")
-            try:
-                rows += csv.reader([line], delimiter="\t", strict=True)
+            try:  # a carriage return within a line is a part of its cell
+                quoted = csv.reader([line], delimiter="\t", strict=True)
+                rows += quoted if '"' in line else [line.split("\t")]
             except csv.Error as error:
                 raise ValueError(str(error)) from error
     while rows and not "".join(rows[0]).strip():
@@ -211,7 +232,8 @@ def test_damaged_files(tmp_path: Path, configs, monkeypatch, pytestconfig, recor
         monkeypatch.setattr(atomic_files, "find_form", reader)
         try:
             dataset = load(tmp_path, texts, rng.choice(configs))
-        except UsageError:
+        except UsageError as error:
+            assert "shop." in str(error) and "\n" not in str(error)
             count["UsageError"] += 1
             continue
         compare(dataset, texts)

@@ -168,15 +168,17 @@ def test_two_processes_take_the_steps_of_one(tiny, tmp_path, monkeypatch, model)
     assert other_result["test"] == pytest.approx(result["test"], abs=0.02)
 
 
-def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"valid_users": 20}], ids=str)
+def test_every_target_is_ranked_once(experiment, monkeypatch, options) -> None:
+    """By one of the processes; of a sample of users, it is the same for all of them."""
     rows = []
     for rank in range(3):
         monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda r=rank: Shard(r, 3))
-        loader = experiment("FPARec", eval_batch_size=7).loaders["valid"]
+        loader = experiment("FPARec", eval_batch_size=7, **options).loaders["valid"]
         rows += [row for batch in loader for row in batch[0]["target_event"].tolist()]
     monkeypatch.undo()
-    alone = experiment("FPARec").loaders["valid"]
-    assert sorted(rows) == alone._dataset.inter_feat.target.tolist()
+    alone = experiment("FPARec", **options).loaders["valid"]
+    assert sorted(rows) == [row for batch in alone for row in batch[0]["target_event"].tolist()]
 
 
 def test_a_small_batch_has_no_borrowed_weight() -> None:

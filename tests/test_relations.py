@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from shop import LOAD, RELATIONS, Cells, all_windows, find, open_shop, similarity, tables, write
+from shop import (
+    LOAD,
+    RELATIONS,
+    Cells,
+    all_windows,
+    find,
+    open_shop,
+    places,
+    similarity,
+    tables,
+    write,
+)
 
 from recbole_pos.errors import UsageError
 from recbole_pos.relations import search
@@ -80,6 +91,35 @@ def test_numbers_of_events(tmp_path: Path, opened) -> None:
     days = open_shop(write(tmp_path, tables()), timestamp_unit="days").model.lookup
     (by_days,) = (x for x in days.by_attribute if getattr(x, "origin", "") == "time")
     np.testing.assert_allclose(by_days.read_numbers(every, days), 86_400 * log.times.numpy())
+
+
+def test_users_read_others_at_the_same_place_of_their_windows(tmp_path: Path) -> None:
+    """Section 3.1.3, in a loop: by each later interaction of another user of the country.
+
+    Places count from the oldest interaction of a window; and of each attribute, an interaction
+    reads at most ``top_k``.
+    """
+    made = open_shop(write(tmp_path, tables()), relations=["country"], top_k=1000)
+    rows, cells = all_windows(made), Cells(made.dataset, tables())
+    order, _, users = find(made.model, rows)
+    place, country = places(rows), [cells.of("user", u, "country") for u in order.user]
+    want = {
+        (i, j)
+        for i, j in itertools.permutations(range(len(place)), 2)
+        if order.user[i] != order.user[j] and place[i] == place[j]
+        if country[i] == country[j] is not None and order.arrival[j] < order.arrival[i]
+    }
+    pairs = zip(users.reader.tolist(), users.source.tolist(), strict=True)
+    assert {(i, j) for i, j in pairs if order.user[i] != order.user[j]} == want
+    left = np.concatenate([np.arange(length)[::-1] for length in rows.lengths])
+    assert any(left[i] != left[j] for i, j in want)  # from the newest they would be others
+    counts = []
+    for k in (1, 4, 100):
+        made.model.lookup.top_k = k
+        _, heads, users = find(made.model, rows)
+        assert all(np.bincount(edges.reader).max() <= k for edges in [*heads, users])
+        counts.append(len(users.value))
+    assert counts[0] < counts[1] < counts[2]
 
 
 def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_column):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import pytest
@@ -324,12 +326,40 @@ def test_split_by_layer_and_by_share() -> None:
             assert share == min(max(round(ratio * whole), 1), whole - 1)
 
 
-def test_tables_over_times_are_read_in_chunks(monkeypatch) -> None:
-    position, q = scheme("hstu", 2), torch.randn(len(LENGTHS), 2, N, D // 2)
-    shake(position)
-    whole = position.bias(q, q, context())
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 100)
-    assert torch.equal(position.bias(q, q, context()), whole)
+def test_buckets_of_times_equal_a_loop() -> None:
+    """On both sides of the edges of buckets, and of times without a logarithm."""
+    edges = [math.exp(0.301 * k) for k in range(1, 80)]
+    seconds = [-5.0, 0.0, 0.5, 1.0, 1.35, 60.0, 1.5e9, 1e300, *range(5000)]
+    seconds += [factor * edge for edge in edges for factor in (1 - 1e-9, 1 + 1e-9)]
+    for buckets in (1, 5, 128):
+        want = [reference.log_bucket(s, buckets) for s in seconds]
+        assert time_intervals.find_bucket(torch.tensor(seconds), buckets).tolist() == want
+
+
+@pytest.mark.parametrize(("elements", "lanes"), [(2**20, 32), (100, 4), (1, 1)])
+def test_gradients_of_tables_over_times_equal_a_loop(monkeypatch, elements, lanes) -> None:
+    """In one chunk and in several, with more copies of the table than interactions and fewer."""
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(time_intervals, "LANES", lanes)
+    position, ctx, q = scheme("hstu", 2), context(), torch.randn(len(LENGTHS), 2, N, D // 2)
+    g = torch.randn(len(LENGTHS), 2, N, N).tril()
+    (got,) = torch.autograd.grad((position.bias(q, q, ctx) * g).sum(), [position.time])
+    want = torch.zeros(128)
+    for b, rows in enumerate(rows_of(LENGTHS)):
+        own = (ctx.times[rows] - ctx.times[rows.start]).tolist()
+        own += [0.0] * (N - len(own))  # padding has the time of the oldest interaction
+        for i, j in itertools.product(range(N), range(N)):
+            want[reference.log_bucket(own[i] - own[j], 128)] += g[b, :, i, j].sum()
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_many_float32_gradients_add_up() -> None:
+    """A bucket may get millions of them: summed one after the other they would lose digits."""
+    torch.set_default_dtype(torch.float32)
+    position, g = scheme("hstu", n=1000), torch.rand(2, 1, 1000, 1000)
+    ctx = context([1000] * 2, 1000, times=torch.full([2000], 1.5e9, dtype=torch.float64))
+    position.bias(g, g, ctx).backward(g)
+    assert position.time.grad[0].item() == pytest.approx(g.double().sum().item(), rel=1e-6)
 
 
 def test_extremes_stay_finite() -> None:

@@ -168,6 +168,20 @@ def test_a_run_validates_every_few_epochs(experiment, eval_step, validated) -> N
         torch.testing.assert_close(dict(best), dict(weights), rtol=0, atol=0)
 
 
+def test_a_search_saves_the_epochs_that_it_reports(experiment, monkeypatch, tmp_path) -> None:
+    """And the first; on the disk that a cluster shares, others would cost as much again."""
+    saved: list[int] = []
+    monkeypatch.setattr(checkpoint, "WRITING_SHARE", 1e-12)
+    monkeypatch.setattr(
+        checkpoint, "save", lambda file, state: saved.append(state["progress"]["next_epoch"] - 1)
+    )
+    made = experiment("FPARec", epochs=6, eval_step=3, stopping_step=9)
+    made.trainer.saved_model_file = str(tmp_path / "model.pth")
+    parts = made.loaders["train"], made.loaders["valid"]
+    made.trainer.fit(*parts, verbose=False, callback_fn=lambda *_: None)
+    assert saved == [0, 2, 5]
+
+
 def test_a_metric_may_be_better_when_smaller(experiment) -> None:
     options = {"metrics": ["NDCG", "AveragePopularity"], "valid_metric": "averagepopularity@10"}
     made = experiment("FPARec", epochs=60, stopping_step=2, learning_rate=0.01, **options)

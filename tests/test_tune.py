@@ -83,9 +83,18 @@ def test_the_folder_is_complete(found: Any) -> None:
     assert list((folder / "trials").glob("trial_*/events.out.tfevents.*"))  # for TensorBoard
 
 
-def test_an_extended_search_keeps_its_trials_and_the_test_of_an_earlier_best(found: Any) -> None:
+def test_an_extended_search_has_the_trials_of_one_that_was_as_long_from_the_start(
+    found: Any, tmp_path: Path
+) -> None:
+    """And keeps the test of an earlier best trial."""
     first, extended, by_workers = found
     assert extended.trials[:2] == first.trials
+    plan = resume_search(extended.folder, SearchArguments(), {}, {})
+    table = TrialTable(tmp_path, plan.space, plan.metric, plan.mode)
+    whole = TrialSearch(plan, table, tmp_path, Reporter(False))
+    for number in range(4):
+        whole.suggest(str(number))
+    assert [trial.options for trial in extended.trials] == [t.options for t in table.trials]
     assert sum(what == "epoch" for _, what, _ in by_workers) == 4 * 2  # none is trained again
     earlier = [one["test"] for one in read(extended.folder, "test.json")["earlier"]]
     assert earlier == ([first.test] if extended.best.number >= 2 else [])

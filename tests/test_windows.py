@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from recbole_pos.data.windows import (
     Windows,
     cut_windows,
     fits_on_device,
+    prefetch,
 )
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
@@ -183,6 +186,19 @@ def test_a_custom_model_keeps_its_own_loss_of_rows(experiment) -> None:
     own = {"calculate_loss": lambda self, rows: 0}
     made.model.__class__ = type("Mine", (type(made.model),), own)
     assert make_adapter(made.config, made.model).requirements().pack is None
+
+
+def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:
+    def fail() -> Iterator[int]:
+        yield 1
+        raise MemoryError("of the host")
+
+    with pytest.raises(MemoryError, match="of the host"):
+        list(prefetch(fail()))
+    before = threading.active_count()
+    for _ in prefetch(iter(range(1, 5))):
+        break
+    assert threading.active_count() == before
 
 
 CPU = torch.device("cpu")

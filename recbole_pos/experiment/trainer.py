@@ -256,7 +256,8 @@ class PosTrainer(EvaluatingTrainer):
                 trim_heap()
                 has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
-                self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
+                # A search resumes from epochs that it has seen; the others need no file at once.
+                self._finish_epoch(line, keep_now=epoch == 0 or bool(callback_fn and line["valid"]))
                 self.reporter.show_epoch(line, self.valid_metric, has_improved)
                 if callback_fn is not None and line["valid"] is not None:
                     callback_fn(epoch, line["valid"][self.valid_metric])
