@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import make_log, write_atomic
+from conftest import make_log, small, write_atomic
 from spy import notes
+from test_trainer import assert_same, run
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import StorageError, TrainingError, UsageError
-from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.worker import Resources, explain_failure, train_run
+from recbole_pos.runs.worker import Resources, SharedData, explain_failure, train_run
 from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
 from recbole_pos.tuning.search_plan import plan_search, resume_search
@@ -334,6 +335,24 @@ def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
     row = pd.read_csv(table.file, dtype=str).iloc[0]
     assert row["cell"] == "'=1+1" and row["epochs"] == "0" and pd.isna(row["real"])
     assert TrialTable(tmp_path, space, "ndcg@10", "max").trials == table.trials
+
+
+def test_a_stopped_winner_is_trained_to_its_end_and_tested(tiny: Path, tmp_path: Path) -> None:
+    """It ends with the bits of a run that was never stopped."""
+    config = small("FPARec", data_path=str(tiny), epochs=6)
+    data, trial = read_dataset(config), tmp_path / "trial"
+
+    def stop(experiment: Any) -> None:  # as Ray's report does, which does not return
+        if experiment.trainer.progress.next_epoch == 3:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train_run(config.plain, str(trial), SharedData(data), Resources(), report=stop)
+    whole = SharedData(data, includes_test=True)
+    given = config.plain, str(tmp_path / "best"), whole, Resources()
+    assert train_run(*given, tested_run=str(trial))["status"] == "done"
+    run(tiny, tmp_path / "undisturbed")
+    assert_same(tmp_path / "best", tmp_path / "undisturbed")
 
 
 def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
