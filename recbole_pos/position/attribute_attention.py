@@ -45,17 +45,22 @@ class TimeIntervalAttention(AttentionPosition):
     assumes_order = True  # tables have no rows for intervals below 0
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
-        """Create the tables P^K, P^V [n, d] of positions and R^K, R^V [intervals + 1, d] of times.
+        """Create learned vectors for positions, and for the time between two interactions.
+
+        Attention adds them to keys and values (TiSASRec, Li et al., WSDM 2020). The time since an
+        older interaction is a whole number, in units of the shortest time between two interactions
+        of the user: if that is an hour, a day is 24.
 
         Args:
-            dimensions: sizes of the model.
-            tisas_intervals: the longest interval that has a row, in units of the user's shortest
-                gap; longer ones read the same row.
+            dimensions: sizes of the model. A history has at most ``max_length`` positions, and
+                vectors have the size ``hidden_size``.
+            tisas_intervals: the largest of these numbers that has a vector of its own. All longer
+                times have the same vector as it.
         """
         super().__init__()
         self.max_length = dimensions.max_length
-        d, num_intervals = dimensions.hidden_size, tisas_intervals + 1  # from 0 on
-        # a learned vector in each row, normal when fresh
+        d, num_intervals = dimensions.hidden_size, tisas_intervals + 1  # the numbers 0, 1, 2, ...
+        # Learned tables with a vector of size d in each row, of random numbers when fresh.
         self.position_key = make_table(dimensions, self.max_length, d)
         self.position_value = make_table(dimensions, self.max_length, d)
         self.time_key = make_table(dimensions, num_intervals, d)
@@ -124,28 +129,33 @@ class TimeIntervalAttention(AttentionPosition):
 def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
     """Return the time between interactions of a history, in units of the user's shortest gap.
 
-    r_ij = min(floor((t_i - t_j) / u_i), longest), where the unit u_i is the shortest gap above 0
-    between two neighbours up to interaction i. Times 0, 60, 90 have the units -, 60 and 30 s, so
-    that the third interaction is 3 units after the first.
+    r_ij = min(floor((t_i - t_j) / u_i), longest) for interaction i and an older one j. The unit u_i
+    is the shortest gap above 0 between two neighbours among the interactions up to i; later ones
+    are unknown at i. For a history with the times 0, 60 and 90 seconds the rows of r are
+
+        i = 0    no gap yet    0
+        i = 1    u_i = 60      1, 0
+        i = 2    u_i = 30      3, 1, 0
+
+    If the dataset has times of requests, t_i is the time at which the item after i is requested.
 
     Args:
         batch: the histories, with times.
         longest: the largest number that is returned.
 
     Returns:
-        [b, t, t] int64 from interaction i (row) to j, padded after shorter histories. Entries of
-        the future and of padding have no meaning.
+        [b, t, t] int64 with row i and column j, padded after shorter histories. Entries of newer
+        interactions j and of padding have no meaning.
     """
-    # Seconds [b, t] since the oldest interaction. The time of a query is that of its interaction
-    # or, if the times of requests are known, that at which the item after it is requested.
+    # t_i and t_j, in seconds since the oldest interaction of each history, [b, t] each
     query_times, key_times = pad_times(batch)
 
-    # the shortest gap above 0 to the interaction before, among those up to each interaction
+    # the time to the interaction before, [b, t]; 0 for the first; and the shortest up to each one
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
-    # Without a gap so far the interactions so far have equal times, and intervals of 0 in any unit;
-    # the time to a later request is then counted in seconds.
-    unit = unit.masked_fill(unit.isinf(), 1)
+    unit = unit.masked_fill(unit.isinf(), 1)  # where there is no gap yet, count in seconds
+
+    # every t_i (rows) less every t_j (columns), in the unit of row i
     intervals = (query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]
     return intervals.clamp(0, longest).long()
 
@@ -170,28 +180,35 @@ class DecoupledAttributes(AttentionPosition):
     def __init__(
         self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
     ) -> None:
-        """Create a table of vectors, queries Q and keys K for the position and each field of items.
+        """Create what attention by position and by attributes of items needs (DIF-SR, SIGIR 2022).
+
+        An attribute is a field of items, such as the category; its values are tokens, from 1 on.
+        The position and each field have three things of their own: a table with a learned vector
+        for each position or token, and two linear layers, which turn these vectors into queries
+        and keys. The products of queries and keys are added to the logits of attention.
 
         Args:
-            dimensions: sizes of the model, and the function that gives the tokens of a field.
-            difsr_fields: token or token_seq fields of items.
-            difsr_size: size of the vectors of fields.
+            dimensions: sizes of the model. Its function ``attribute`` returns the tokens of all
+                items in a field.
+            difsr_fields: names of the fields, each with a token or several for an item.
+            difsr_size: size of the vectors of tokens; those of positions have the hidden size.
         """
         super().__init__()
         fields = [difsr_fields] if isinstance(difsr_fields, str) else difsr_fields
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
-        self.position = make_table(dimensions, self.max_length, dimensions.hidden_size)  # [n, d]
+        # vectors of positions: a row for each of the n positions, [n, d]
+        self.position = make_table(dimensions, self.max_length, dimensions.hidden_size)
 
         # for each field the tokens of all items, and a table with a vector for each token
         self.tables = nn.ParameterList()
         for index, field in enumerate(fields):
-            assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
-            tokens = dimensions.attribute(field)  # [items, s], 0 is padding
+            assert dimensions.attribute is not None  # models that take schemes have the function
+            tokens = dimensions.attribute(field)  # [items, s] for at most s tokens, 0 for none
             self.register_buffer(f"tokens_{index}", tokens, persistent=False)
             num_tokens = int(tokens.max()) + 1
             self.tables.append(make_table(dimensions, num_tokens, difsr_size))
 
-        # Q and K: the position has vectors of size d, fields have shorter ones
+        # linear layers for queries and keys: of the position first, then of each field
         sizes = [dimensions.hidden_size] + [difsr_size] * len(self.tables)
         self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
         self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)
@@ -204,20 +221,24 @@ class DecoupledAttributes(AttentionPosition):
 
             B_ij = sum_f (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f)
 
-        over the position and the fields f of items, with a^f_i the vector of interaction i.
+        The sum is over the position and the attributes of items, such as the category. a^f_i is the
+        vector of attribute f, or of the position, at interaction i. Q_f and K_f are linear layers,
+        whose output is cut into heads of size e_f.
 
         Args:
-            q, k: [b, h, t, e] queries and keys of the items; only the type of q is read.
+            q, k: [b, h, t, e] queries and keys of the items, which every scheme is given. They do
+                not enter the sum; the result has the type of q.
             batch: the histories.
 
         Returns:
-            [b, h, t, t] from interaction i (row) to j, padded after shorter histories.
+            [b, h, t, t] with row i and column j, padded after shorter histories.
         """
+        # for all m interactions: [m, d] of the position, then [m, difsr_size] of each attribute
+        vectors = self._embed(batch)
         total = torch.zeros((), device=q.device)
-        # a vector of the position, then one of each field, with a linear layer Q and K of its own
-        for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
+        for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
             field_q = self._split_heads(query(vector), batch)  # a^f_i Q_f, [b, h, t, e_f]
-            field_k = self._split_heads(key(vector), batch)
+            field_k = self._split_heads(key(vector), batch)  # a^f_j K_f, [b, h, t, e_f]
             total = total + field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1))
         return total.to(q.dtype)
 

@@ -59,12 +59,17 @@ class Schemes:
         self.classes, self.dimensions, self.options = classes, dimensions, options
         self._layers: list[Compose] = []  # the schemes of the layers so far
 
-        # a single encoding is not wrapped, so that its weights have short names in a checkpoint
-        encodings = self._build(InputPosition, layer=0)
-        self.input: nn.Module = ComposeInput(encodings)
+        # The encoding of the input. Several are wrapped in one module, which applies them in order.
+        # A single one is not wrapped, so that its weights have short names in a checkpoint.
+        encodings = self._build(InputPosition, layer=0)  # name -> module
         if len(encodings) == 1:
-            (self.input,) = encodings.values()
+            self.input: nn.Module = next(iter(encodings.values()))
+        else:
+            self.input = ComposeInput(encodings)
 
+        # What the schemes ask of the data: whether any reads the times of interactions, whether any
+        # reads the time at which the next item is requested, and the names of those that need
+        # interactions in the order of their times.
         self.needs_time = any(cls.needs_time for cls in classes.values())
         self.reads_request = any(cls.reads_request for cls in classes.values())
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
@@ -130,9 +135,10 @@ def build_schemes(
     """
     classes: dict[str, Any] = {name: SCHEMES[name] for name in scheme_names(position)}
 
-    # With augmentation all_positions each interaction of a training window is a target. A scheme
-    # that reads the newest time of the window would tell the model when later interactions happen.
-    # With train_windows: prefix a window has one target, its newest, and nothing leaks.
+    # Some schemes read the time of the newest interaction of a training window. With
+    # ``augmentation: all_positions`` the model predicts the next item at every interaction of the
+    # window. At an older one it would then know the time of the newest, which lies in its future.
+    # That cannot happen with ``train_windows: prefix``, which predicts at the newest one only.
     leaking = [name for name, cls in classes.items() if cls.reads_newest_time]
     has_windows = "augmentation" in options and options["augmentation"] == "all_positions"
     if leaking and has_windows and options["train_windows"] != "prefix":
@@ -141,7 +147,8 @@ def build_schemes(
             "which tells the states of earlier ones about later times; set train_windows: prefix"
         )
 
-    # schemes that change attention would do nothing in a model without it
+    # A scheme that changes attention would do nothing in a model without it. ``_find_place`` says
+    # what a scheme changes: "input", parts of attention such as "logits", or "none".
     ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
     if ignored and not has_attention:
         raise UsageError(
@@ -333,16 +340,14 @@ class Compose(AttentionPosition):
 
         Returns:
             [m, h, e], or None if no scheme replaces attention, so that the layer computes it.
+
+        Raises:
+            UsageError: if the scheme, which may be a user's own, returns anything else.
         """
-        if self.replacing is None:  # the name of that scheme
+        if self.replacing is None:  # the name of the scheme that replaces attention
             return None
-        scheme = self.parts()[self.replacing]
+        scheme = self.parts()[self.replacing]  # ``parts`` returns the schemes by name
         out = scheme.attend(query, key, value, batch, dropout)
-        # A user's scheme may return None to leave attention to the layer, for which that needs
-        # query, key and value (PROJECTIONS). Without all of them None is an error, as any other
-        # result that is not [m, h, e].
-        if out is None and self.projections == PROJECTIONS:
-            return None
         return require_result(out, value.dtype, value.shape, scheme, "attend")
 
 

@@ -75,20 +75,20 @@ class FuXiLinear(AttentionPosition):
     ) -> None:
         """Create what three kinds of attention need: by content, by order and by time.
 
-        Each kind sums some of the e columns of a head's values over older interactions. The weight
-        of interaction j for interaction i is
+        The columns of a head's values are shared out among the three kinds. Each sums its columns
+        over older interactions, with weights of its own (FuXi-Linear, Ye et al., 2026):
 
-            content    g^(i - j) (q_i . k_j) / sqrt(e)
-            order      alpha (p_i . p_j) / (s / 2), and beta is added for j = i
-            time       a fixed function of t_i - t_j, with a period for each pair of columns
-
-        (FuXi-Linear, Ye et al., 2026). Learned are the decay g of each head, a vector p_i of size s
-        for each position i, and the numbers alpha and beta, which all heads share.
+            content    the product of query and key, which falls by a learned factor from
+                       interaction to interaction, another one in each head
+            order      alpha times the product of two learned vectors of positions; the value of the
+                       interaction itself has a further weight beta
+            time       a fixed function of the time between, with periods from the shortest to the
+                       longest
 
         Args:
             dimensions: sizes of the model, with h heads of at least three columns.
             channel_share: share of the columns for order, and the same again for time; below 1/2.
-            fuxi_position_size: s, the size of the vectors p; an odd number is lowered by one.
+            fuxi_position_size: size of the vectors of positions; an odd one is lowered by one.
             time_min_period, time_max_period: the shortest and the longest period.
             time_unit: unit of both.
 
@@ -96,44 +96,38 @@ class FuXiLinear(AttentionPosition):
             UsageError: if a period is wrong, or no column is left for content.
         """
         super().__init__()
-        # numbers of columns for content, order and time: 16 and a share of 0.25 give 8, 4, 4
-        e, h = dimensions.head_size, dimensions.n_heads
-        size = max(1, round(channel_share * e))
-        if 2 * size >= e:
-            raise UsageError(
-                f"channel_share: {channel_share} of a head of {e} numbers for order and as much "
-                "for time leave none for content; give a smaller one, or raise hidden_size"
-            )
-        self.sizes = [e - 2 * size, size, size]
+        h = dimensions.n_heads
+        self.sizes = _share_out_columns(dimensions.head_size, channel_share)
 
-        # Time: a fixed period for each pair of columns in each head, from the shortest to the
-        # longest. ``bank()`` returns 2 pi / period in radians per second, [h num_pairs].
-        self.num_pairs = math.ceil(size / 2)
-        rotary.require_periods(time_min_period, time_max_period, time_unit)
-        shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
-        frequencies = rotary.wavelength_form(h * self.num_pairs, shortest, longest)  # log-spaced
-        self.bank = rotary.FrequencyBank(frequencies, "fixed", scaled=False)
-
-        # Content: -ln g of the first head is softplus(raw_decay[0]), and each next head adds its
-        # own softplus, so that g is between 0 and 1 and falls from head to head.
+        # Content: a number for each head, of which :meth:`_sum_by_content` computes the factor.
         self.raw_decay = nn.Parameter(torch.zeros(h))
 
-        # Order: the vectors p in the rows of ``positions``, [n, s]; alpha and beta in ``share``.
-        # A fresh p_i has the sines and cosines of i 10000^(-2c / s) for c = 0, 1, ..., s / 2 - 1.
-        frequency = rotary.base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s), [s / 2]
-        angle = torch.arange(dimensions.max_length)[:, None] * frequency
-        rows = torch.cat((angle.sin(), angle.cos()), 1)
-        self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))
+        # Order: the vectors of the n positions, [n, size]; alpha and beta, which start at 0.02 and
+        # 1. Fresh vectors are sines and cosines.
+        self.positions = nn.Parameter(_make_sinusoids(dimensions.max_length, fuxi_position_size))
         self.share = nn.Parameter(torch.tensor([0.02, 1.0]))
+
+        # Time: a fixed period for each pair of columns in each head, log-spaced over all heads.
+        # ``bank()`` returns 2 pi / period in radians per second, [h num_pairs].
+        self.num_pairs = math.ceil(self.sizes[2] / 2)
+        rotary.require_periods(time_min_period, time_max_period, time_unit)
+        unit = SECONDS[time_unit]
+        shortest, longest = time_min_period * unit, time_max_period * unit
+        frequencies = rotary.wavelength_form(h * self.num_pairs, shortest, longest)
+        self.bank = rotary.FrequencyBank(frequencies, "fixed", scaled=False)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Sum the values of older interactions by content, by order and by time.
 
-        The e columns of a value are cut into three groups. Each group is summed over interaction i
-        and older ones with weights of its own, and the three sums are put side by side
-        (FuXi-Linear, Ye et al., 2026).
+        The e columns of a value v are cut into three groups, v = (v^c, v^o, v^t). Each group is
+        summed over interaction i and older ones j with weights of its own, and the three sums are
+        put side by side (FuXi-Linear, Ye et al., 2026):
+
+            content    sum_j g^(i - j) (silu(q_i) . silu(k_j)) / sqrt(e) silu(v^c_j)
+            order      sum_j (weights of the positions i and j) v^o_j
+            time       sum_j (weights of the time between i and j) v^t_j
 
         Args:
             query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
@@ -143,12 +137,13 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # Histories are padded with zeros to one length t. Zeros add nothing to a sum, so they may
-        # stand at either end: ``any_alignment`` is the end that is cheaper.
+        # One block of queries, keys and values, padded with zeros to histories of one length t. As
+        # zeros add nothing to a sum, padding may stand before or after a history: ``any_alignment``
+        # is the choice that costs less.
         e, align = query.size(-1), batch.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
-        # ``sizes`` are the numbers of columns of a value for content, order and time
+        # ``sizes`` are the numbers of columns of v^c, v^o and v^t, in sum e
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
         by_content = self._sum_by_content(q, k, F.silu(content), batch)
@@ -159,8 +154,9 @@ class FuXiLinear(AttentionPosition):
     def _sum_by_content(self, q: Tensor, k: Tensor, v: Tensor, batch: SequenceBatch) -> Tensor:
         """Return sum_j g^(i - j) (q_i . k_j) v_j over j <= i, with a decay g of each head.
 
-        ``raw_decay`` [h] is the learned parameter behind g. Its softplus, added up over the heads
-        so far, is -ln g.
+        With r = softplus(raw_decay), a positive number for each head, learned, -ln g is r_1 in the
+        first head, r_1 + r_2 in the second, and so on. So g is between 0 and 1 and falls from head
+        to head: the first head looks back the farthest.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
@@ -170,11 +166,14 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
-        # ``sum_past`` takes the decay as exp(a_i - a_j). That is g^(i - j) for a_i = i ln g.
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]  # -ln g, [h, 1]
-        position = batch.pad(batch.index.double(), batch.any_alignment)  # i, [b, t]
-        a = -rate * position[:, None]  # [b, h, t]
-        return sum_past(q, k, v, (a, a))
+        # the number i of each interaction in its history, padded on the same side as q, k and v
+        position = batch.pad(batch.index.double(), batch.any_alignment)  # [b, t]
+
+        # ``sum_past`` returns sum_j exp(a_i - c_j) (q_i . k_j) v_j. The factor is g^(i - j) if a
+        # and c are both i ln g.
+        log_decay = -rate * position[:, None]  # i ln g, [b, h, t]
+        return sum_past(q, k, v, log_decays=(log_decay, log_decay))
 
     def _sum_by_order(self, v: Tensor, batch: SequenceBatch) -> Tensor:
         """Return alpha sum_j (p_i . p_j) / (s / 2) v_j + beta v_i over j <= i.
@@ -199,20 +198,23 @@ class FuXiLinear(AttentionPosition):
     def _sum_by_time(self, values: Tensor, batch: SequenceBatch) -> Tensor:
         """Sum the values of older interactions by weights that are periodic in the time between.
 
-            first half of the columns      sum_j 2^(-x) cos(x) v_j
-            second half                    sum_j 2^(-x) sin(x) v_j
+        The columns of v are cut into two halves. Column c of either half has the period c:
 
-        over j <= i with x = 2 pi (t_i - t_j) / period (FuXi-Linear, Ye et al., 2026). t_i is the
-        time of the request after interaction i if it is known, else that of interaction i. In each
-        half every column has a period of its own.
+            first half      sum_j 2^(-x) cos(x) v_j
+            second half     sum_j 2^(-x) sin(x) v_j          with x = 2 pi (t_i - t_j) / period
 
-        :func:`~recbole_pos.position.mixing.sum_past` takes q_i, k_j, a_i and c_j and returns
-        sum_j exp(a_i - c_j) (q_i . k_j) v_j. With the angles x_i = 2 pi t_i / period and
-        x_j = 2 pi t_j / period the weights have this form, since x = x_i - x_j:
+        over j <= i (FuXi-Linear, Ye et al., 2026). t_j is the time of interaction j, and t_i that
+        of interaction i or, if it is known, of the request for the item after it.
 
-            cos(x)  = (cos x_i, sin x_i) . (cos x_j, sin x_j)
-            sin(x)  = (sin x_i, -cos x_i) . (cos x_j, sin x_j)
-            2^(-x)  = exp(a_i - c_j)     with a_i = -ln 2 x_i and c_j = -ln 2 x_j
+        :func:`~recbole_pos.position.mixing.sum_past` computes attention without softmax,
+        sum_j exp(a_i - c_j) (q_i . k_j) v_j, for heads of any size. Here every column has weights
+        of its own, so it is made a head: h heads with halves of p columns become h p heads of one
+        column. Their queries q, keys k and logarithms a, c follow from x = x_i - x_j, where x_i is
+        2 pi t_i / period and x_j is 2 pi t_j / period:
+
+            2^(-x)     exp(a_i - c_j)      a_i = -ln(2) x_i              c_j = -ln(2) x_j
+            cos(x)     q_i . k_j           q_i = (cos x_i, sin x_i)      k_j = (cos x_j, sin x_j)
+            sin(x)     q_i . k_j           q_i = (sin x_i, -cos x_i)     k_j = (cos x_j, sin x_j)
 
         Args:
             values: [b, h, t, columns] values v.
@@ -221,25 +223,66 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
-        # angles [b, h num_pairs, t]: every column of a half counts as a head with its own period
         b, h, t, columns = values.shape
-        align, num_pairs = batch.any_alignment, self.num_pairs  # columns of a half
-        frequency = self.bank()[:, None]  # 2 pi / period, [h num_pairs, 1]
-        x_i = batch.pad(batch.request.elapsed.detach(), align)[:, None] * frequency
-        x_j = batch.pad(batch.elapsed.detach(), align)[:, None] * frequency
+        p, align = self.num_pairs, batch.any_alignment  # ``align``: the side of padding in v
 
-        # queries of the two halves, and the keys of both, [b, h num_pairs, t, 2] each
+        # x_i and x_j of each column of a half, [b, h p, t]; ``elapsed`` counts seconds
+        frequency = self.bank()[:, None]  # 2 pi / period, [h p, 1]
+        x_i = batch.pad(batch.request.elapsed, align)[:, None] * frequency
+        x_j = batch.pad(batch.elapsed, align)[:, None] * frequency
+
+        # queries of the two halves, and the keys of both, [b, h p, t, 2] each
         cos, sin = x_i.cos(), x_i.sin()
         queries = torch.stack((cos, sin), -1), torch.stack((sin, -cos), -1)
         k = torch.stack((x_j.cos(), x_j.sin()), -1).to(values.dtype)
-        decays = -math.log(2) * x_i, -math.log(2) * x_j  # a and c
+        log_decays = -math.log(2) * x_i, -math.log(2) * x_j  # a and c
 
         # an odd number of columns is filled up by a column of zeros, so that halves are equal
-        halves = F.pad(values, (0, 2 * num_pairs - columns)).chunk(2, -1)
+        halves = F.pad(values, (0, 2 * p - columns)).chunk(2, -1)
         sums = []
         for q, half in zip(queries, halves, strict=True):
-            v = half.transpose(2, 3).reshape(b, h * num_pairs, t, 1)
+            v = half.transpose(2, 3).reshape(b, h * p, t, 1)  # from [b, h, t, p]
             # heads of one column are faster in short chunks
-            out = sum_past(q.to(v.dtype), k, v, decays, TIME_CHUNK)
-            sums.append(out.view(b, h, num_pairs, t).transpose(2, 3))
+            out = sum_past(q.to(v.dtype), k, v, log_decays, chunk=TIME_CHUNK)
+            sums.append(out.view(b, h, p, t).transpose(2, 3))
         return torch.cat(sums, -1)[..., :columns]  # without the column that was filled up
+
+
+def _share_out_columns(head_size: int, channel_share: float) -> list[int]:
+    """Return how many columns of a head are for content, for order and for time.
+
+    16 columns and a share of 0.25 give [8, 4, 4].
+
+    Args:
+        head_size: number of columns.
+        channel_share: share of the columns for order, and the same again for time.
+
+    Raises:
+        UsageError: if no column is left for content.
+    """
+    size = max(1, round(channel_share * head_size))
+    if 2 * size >= head_size:
+        raise UsageError(
+            f"channel_share: {channel_share} of a head of {head_size} numbers for order and as "
+            "much for time leave none for content; give a smaller one, or raise hidden_size"
+        )
+    return [head_size - 2 * size, size, size]
+
+
+def _make_sinusoids(num_positions: int, size: int) -> Tensor:
+    """Return fresh vectors of positions: sines and cosines, as in a Transformer.
+
+    With half = size / 2, vector i has the sines of i 10000^(-c / half) for c = 0, ..., half - 1 in
+    its first half, and the cosines in the second.
+
+    Args:
+        num_positions: number of vectors.
+        size: size of a vector; an odd one is lowered by one.
+
+    Returns:
+        [num_positions, size].
+    """
+    # base_form(count, base, scale) returns scale * base^(-c / count) for each c
+    frequency = rotary.base_form(size // 2, 1e4, 1.0)
+    angle = torch.arange(num_positions)[:, None] * frequency  # float64
+    return torch.cat((angle.sin(), angle.cos()), 1).to(torch.get_default_dtype())

@@ -36,9 +36,10 @@ class Factor(nn.Module):
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Multiply each history by F: interaction i gets the sum over j <= i of F_ij x_j.
 
-        F is a learned lower-triangular matrix over positions, whose last t rows and columns
-        ``matrix(t)`` returns. Rows and columns count from the newest interaction, so a history of t
-        interactions uses the last t of both (Nabiev and Frolov, 2026, equations 10 and 11).
+        F is a learned lower-triangular matrix with a row and a column for each position. The newest
+        interaction always has the last row and column. So histories of at most t interactions need
+        only the last t rows and columns of F, which ``matrix(t)`` returns (Nabiev and Frolov, 2026,
+        equations 10 and 11).
 
         Args:
             x: [m, h, e] keys or values of all m interactions, history after history.
@@ -49,8 +50,8 @@ class Factor(nn.Module):
         """
         # automatic mixed precision would compute the product in half precision
         with torch.autocast(x.device.type, enabled=False):
-            # A block with a row for each position (``time_major``): the newest interaction of every
-            # history is in the last row, and zeros stand before shorter histories ("end").
+            # All histories side by side, position by position: row i of the block has interaction i
+            # of every history. Zeros stand before shorter histories, so that all end in row t - 1.
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             columns = block.flatten(1)  # [t, b h e]: one product for all histories and heads
             mixed = (self.matrix(columns.size(0)) @ columns).view(block.shape)

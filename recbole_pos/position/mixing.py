@@ -71,6 +71,10 @@ def sum_past(
         out_i = sum_j (q_i . k_j) v_j                      over j <= i
         out_i = sum_j exp(a_i - c_j) (q_i . k_j) v_j       with ``log_decays`` (a, c)
 
+    The factor exp(a_i - c_j) lets older interactions count less. It is exp(-rate (t_i - t_j)) if
+    a_i is -rate t_i for the time t_i at which query i is asked, and c_j is -rate t_j for the time
+    of interaction j. A query may be asked later than its interaction took place; else a equals c.
+
     A product of all pairs i, j would cost t^2. So the t interactions are cut into chunks: with
     t = 100 and chunks of 64 there are two, and 28 zeros fill up the second. Interactions j in the
     chunk of i are summed by a product of all pairs. Those in older chunks are summed at once, since
@@ -83,7 +87,7 @@ def sum_past(
         q, k: [b, h, t, f] queries and keys.
         v: [b, h, t, w] values.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, or None. Both never
-            rise along the sequence, and a_i <= c_i.
+            rise along the sequence, and a_i <= c_i, so that no factor is above 1.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
 
     Returns:
@@ -106,6 +110,7 @@ def sum_past(
         older_states = F.pad(own_state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
         from_older_chunks = q @ older_states
     else:
+        # The same with the factors exp(a_i - c_j); ``_decay(x)`` is exp(x), at most 1.
         a, c = (F.pad(x, (0, num_zeros)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
         weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
         from_older_chunks = _sum_older_chunks(q, k, v, a, c)
@@ -117,18 +122,18 @@ def sum_past(
 def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> Tensor:
     """Return sum_j exp(a_i - c_j) (q_i . k_j) v_j over all j in chunks before the chunk of i.
 
-    The sequence is cut into chunks, and end_x is the value of c at the last interaction of chunk x.
-    For i in chunk x and j in an older chunk y the decay from j to i has three factors:
+    With end_y for the c of the last interaction of chunk y, the chunks 1, 2, ... have
 
-        exp(a_i - c_j) = exp(end_y - c_j) exp(end_(x-1) - end_y) exp(a_i - end_(x-1))
+        state_y = sum_j exp(end_y - c_j) k_j v_j^T              over j in chunk y, [f, w]
 
-    from j to the end of its chunk, on to the end of the chunk before i, and from there to i. None
-    is above 1, as a and c never rise. With them the sum is a product of q_i and a matrix that is
-    the same for all i of chunk x:
+    where every j counts less the farther it is from the end of its chunk. At the end of chunk 3 the
+    states of all chunks so far are
 
-        state_y = sum_j exp(end_y - c_j) k_j v_j^T                      over j in chunk y
-        older_x = sum_y exp(end_(x-1) - end_y) state_y                  over y < x
-        result  = exp(a_i - end_(x-1)) q_i . older_x
+        older_4 = exp(end_3 - end_1) state_1 + exp(end_3 - end_2) state_2 + state_3
+
+    and an interaction i in chunk 4 gets exp(a_i - end_3) q_i . older_4. For j in chunk 1 the three
+    factors exp(end_1 - c_j), exp(end_3 - end_1) and exp(a_i - end_3) multiply to exp(a_i - c_j).
+    None is above 1, since a and c never rise.
 
     Args:
         q, k: [b, h, num_chunks, size, f] queries and keys.
@@ -138,15 +143,15 @@ def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> 
     Returns:
         [b, h, num_chunks, size, w].
     """
-    end = c[..., -1:]  # end_x, [b or 1, h, num_chunks, 1]
-    # end_(x-1). The first chunk has none and gets that of the last one, which has no effect: no
-    # chunk is older than the first.
-    previous_end = end.roll(1, 2)
-
+    # ``_decay(x)`` is exp(x), at most 1
+    end = c[..., -1:]  # [b or 1, h, num_chunks, 1]
     state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v  # [..., f, w]
-    # row x and column y, [b or 1, h, num_chunks, num_chunks]; ``tril`` leaves the older y < x
-    carried = _decay(previous_end - end.transpose(-1, -2), v.dtype).tril(-1)
-    older = (carried @ state.flatten(3)).view_as(state)
+
+    # The end of the chunk before each chunk; 0 for the first, which reads no older chunk.
+    previous_end = F.pad(end[:, :, :-1], (0, 0, 1, 0))
+    # the factor of state y (column) in older x (row); ``tril`` sets those of y >= x to 0
+    factors = _decay(previous_end - end.transpose(-1, -2), v.dtype).tril(-1)
+    older = (factors @ state.flatten(3)).view_as(state)
     return (q * _decay(a - previous_end, v.dtype)[..., None]) @ older
 
 
@@ -189,9 +194,11 @@ class TokenMixing(AttentionPosition):
     ) -> Tensor:
         """Mix the positions of each history by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
 
-        X has a row for each position, the newest last. W1 and W2 are learned [n, n] matrices, with
-        n the maximum length of a history. A history of t positions uses their last t rows and
-        columns, so that its newest interaction always has the last row.
+        X has a row for each of the t positions of the longest history, and a column for each number
+        of each history. W1 and W2 are learned [n, n] matrices over positions, with n the maximum
+        length. The newest interaction always has the last row, so t positions use the last t rows
+        and columns of W1 and W2. Their weights of newer positions are masked, so that a position
+        reads itself and older ones only; gelu works on each number by itself.
 
         Args:
             query, key: None. The layer computes neither, since the MLP does not read them.
@@ -200,15 +207,15 @@ class TokenMixing(AttentionPosition):
             dropout: dropout on the hidden layer, gelu(W1 X).
 
         Returns:
-            [m, h, e], history after history. A position reads itself and older ones only.
+            [m, h, e], history after history.
         """
-        # X of all histories, side by side: position by position (``time_major``), with zeros before
-        # the shorter ones ("end"). A column is one number of one history.
+        # All histories side by side, position by position, with zeros before the shorter ones, so
+        # that all end in the last row.
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
         X = block.flatten(1)  # [t, b h e]
-        t = batch.block_width("end")
+        t = X.size(0)
 
-        # ``tril`` sets the weights of newer positions, above the diagonal, to 0
-        hidden = F.gelu(self.W1[-t:, -t:].tril() @ X)
-        mixed = self.W2[-t:, -t:].tril() @ dropout(hidden)  # [t, b h e]
+        # row i: the position that reads; column j: the one that is read; ``tril`` keeps j <= i
+        W1, W2 = self.W1[-t:, -t:].tril(), self.W2[-t:, -t:].tril()
+        mixed = W2 @ dropout(F.gelu(W1 @ X))  # [t, b h e]
         return batch.unpad(mixed.view(block.shape), "end", time_major=True)

@@ -42,13 +42,11 @@ class PositionalAttention(AttentionPosition):
     ) -> Tensor:
         """Return weighted means of values, o_i = sum_j A_ij v_j / sum_j A_ij over j <= i.
 
-        The weights A depend on positions only and are the same for all histories. With t the length
-        of the longest history, :meth:`weights` returns them as [h or 1, t, t]: row i has the
-        weights of position i. The newest interaction of every history has the last row, so a
-        history of 2 interactions uses the last 2 rows and columns.
-
-        If the weights are a softmax already, ``divides_by_sum`` is False. Then nothing is divided,
-        and o_i = sum_j A_ij v_j.
+        The weights A depend on positions only, so one matrix serves all histories. It has a row and
+        a column for each of the t positions of the longest history, and the newest interaction of
+        every history has the last ones: a history of 2 interactions uses the last 2 rows and
+        columns. Where the weights are a softmax already, ``divides_by_sum`` is False, and
+        o_i = sum_j A_ij v_j.
 
         Args:
             query, key: None. The layer computes neither, since weights do not depend on them.
@@ -60,14 +58,15 @@ class PositionalAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            weights = self.weights(batch.block_width("end"))  # A
-            # all histories side by side, position by position (``time_major``), with zeros before
-            # the shorter ones ("end"), so that all end in the last row
+            # A, [h, t, t], or [1, t, t] for all heads; ``block_width`` is t
+            weights = self.weights(batch.block_width("end"))
+            # The values of all histories side by side, position by position. Zeros stand before
+            # shorter histories, so that all end in the last row.
             block = batch.pad(value.to(weights.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self._mix(dropout(weights), block)  # A times the block, head by head
             out = batch.unpad(mixed, "end", time_major=True)  # sum_j A_ij v_j, [m, h, e]
             if self.divides_by_sum:
-                out = out / self._sum_weights(weights, batch)[..., None]
+                out = out / self._sum_weights(weights, batch)[..., None]  # sum_j A_ij, [m, h or 1]
             return out
 
     @staticmethod
@@ -146,32 +145,34 @@ class LearnedAttention(PositionalAttention):
         raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
-        """Return the weights A with which the newest t positions read each other, [h, t, t].
+        """Return the weights A with which the newest t positions read each other.
 
-        Row i of A has the weights of query i, one for each key; those of keys newer than the query
-        are 0. They come from a learned matrix R over the n positions that a history can have, and
-        the size e of a head. The option ``positional_mask`` says whether newer keys are taken out
-        before or after the softmax:
+        Logits R / sqrt(e) are learned for each two of the n positions that a history can have. A
+        softmax over the positions that are read (keys) makes weights of them. Keys newer than the
+        query must have the weight 0. The option ``positional_mask`` says when they are taken out:
 
-            before_softmax    A = exp(R / sqrt(e)), 0 for newer keys. :meth:`attend` divides by the
-                              sum of the weights (``divides_by_sum`` is True), which makes a softmax
-                              over the keys that a history has.
-            after_softmax     A = softmax(R / sqrt(e)) over all n keys, then 0 for newer ones.
-                              :meth:`attend` does not divide.
-
-        ``self.logits(num_queries, num_keys)`` returns R / sqrt(e) from the newest positions as
-        queries (rows) to the newest as keys (columns), [h, num_queries, num_keys].
+            before the softmax    This returns exp(R / sqrt(e)), 0 for newer keys. The caller
+                                  divides by the sum of the weights of the keys that a history has
+                                  (``divides_by_sum`` is True), which completes the softmax.
+            after the softmax     This returns the softmax over all n keys, with 0 for newer ones.
+                                  Nothing is divided (``divides_by_sum`` is False).
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
+
+        Returns:
+            [h, t, t]: row i has the weights of query i, the newest position last.
         """
-        if not self.divides_by_sum:  # after_softmax
-            whole_rows = self.logits(t, self.max_length).softmax(-1)  # [h, t, n]
-            return whole_rows[..., -t:].tril()
-        logits = self.logits(t, t)
-        logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
-        # less the maximum of each row, which keeps exp in range and cancels in the division
-        return (logits - logits.amax(-1, keepdim=True).detach()).exp()
+        # ``logits(t, num_keys)`` returns [h, t, num_keys]: the newest t positions as queries (rows)
+        # and the newest ones as keys (columns).
+        if self.divides_by_sum:
+            logits = self.logits(t, t)
+            logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
+            # less the maximum of each row, which keeps exp in range and cancels in the division
+            return (logits - logits.amax(-1, keepdim=True).detach()).exp()
+        whole_rows = self.logits(t, self.max_length).softmax(-1)  # over all n keys
+        # the newest t keys, which are the queries' positions; 0 above the diagonal, for newer keys
+        return whole_rows[..., -t:].tril()
 
 
 class PositionMatrix(LearnedAttention):
@@ -229,18 +230,20 @@ class FixedPattern(PositionalAttention):
     A: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the fixed weights A [1, n, n], zero above the diagonal, from :meth:`pattern`.
+        """Compute the fixed weights with which positions read each other (FPARec, appendix B).
 
-        Row i has the weights with which position i reads itself and older positions.
+        :meth:`pattern` is a formula of a subclass for the weight a_ij with which position i reads
+        position j, such as a_ij = j. As in the paper (Luo et al.) positions count from 1. Newer
+        positions, j > i, get the weight 0.
 
         Args:
-            dimensions: sizes of the model; n is its ``max_length``.
+            dimensions: sizes of the model, with ``max_length`` positions.
         """
         super().__init__()
-        n = dimensions.max_length
-        position = torch.arange(1, n + 1)  # i and j of the appendix count from 1
-        pattern = self.pattern(position[:, None], position[None, :]).to(torch.get_default_dtype())
-        self.register_buffer("A", pattern.tril().unsqueeze(0), persistent=False)
+        position = torch.arange(1, dimensions.max_length + 1)
+        pattern = self.pattern(i=position[:, None], j=position[None, :])  # [n, n]
+        weights = pattern.to(torch.get_default_dtype()).tril()
+        self.register_buffer("A", weights[None], persistent=False)  # [1, n, n], for all heads
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         """Return a_ij for query position i and key position j, broadcastable to [n, n]."""

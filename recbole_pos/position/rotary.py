@@ -87,38 +87,46 @@ class FrequencyBank(nn.Module):
     start: Tensor
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
-        """Keep the frequencies, or create parameters that give them when fresh.
+        """Keep the frequencies of a rotary position scheme, or create parameters to learn them.
 
-        A frequency says how fast a plane turns, a pair of columns of query and key.
+        A rotary scheme rotates pairs of columns of queries and keys, and each pair has a frequency:
+        its angle per interaction, or per unit of time. :meth:`forward` computes the frequencies
+        from the parameters; before training it returns ``start``.
 
         Args:
-            start: [planes] float64 fresh frequencies, falling; if empty, nothing is learned.
-            learn: ``fixed``; ``free``, a logarithm for each frequency; or ``ladder``, a logarithm
-                for the first, and for each other one how far it falls below the one before.
-            scaled: whether each frequency has a learned factor, too.
+            start: [pairs] float64 frequencies before training, falling from pair to pair. It may be
+                empty; then nothing is learned.
+            learn: ``fixed``: nothing is learned. ``free``: the logarithm of each frequency is.
+                ``ladder``: the logarithm of the first is learned, and the step down from each
+                logarithm to the next, so that frequencies always fall.
+            scaled: whether each frequency is multiplied by a further learned factor above 0.
         """
         super().__init__()
-        if not len(start):  # without planes nothing can be learned
+        if not len(start):
             learn, scaled = "fixed", False
         self.learn = learn
         log, dtype = start.log(), torch.get_default_dtype()
+
+        # Steps and factors must be above 0, and a parameter may be any number. So :meth:`forward`
+        # takes the softplus of the parameter, log(1 + exp(raw)), and the parameter that gives x is
+        # raw = log(exp(x) - 1). expm1(x) is exp(x) - 1.
         if learn == "fixed":
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
         else:
-            self.log_first = nn.Parameter(log[:1].to(dtype))
             steps = log[:-1] - log[1:]  # from each logarithm down to the next
-            # log(expm1(x)) is the inverse of softplus
+            self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter(steps.expm1().log().to(dtype))
 
-        raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)
-        self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
+        raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)  # factors of 1
+        self.raw_scale = nn.Parameter(raw_ones) if scaled else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
         """Move and cast the module, as torch asks, but keep fixed frequencies in float64.
 
-        A cast would lose the digits that long times need.
+        torch calls this method for ``module.half()``, ``module.to("cuda")`` and the like. A cast
+        would take digits from the frequencies that long times need.
 
         Args:
             fn: function that torch applies to all tensors, such as a cast to half precision.
@@ -127,7 +135,9 @@ class FrequencyBank(nn.Module):
         Returns:
             The module.
         """
-        exact = self.start if self.learn == "fixed" else None  # the frequencies before the cast
+        # Learned frequencies are computed from parameters, which may be cast. Fixed ones are in the
+        # buffer ``start``: torch casts and moves it, and here it gets its digits back.
+        exact = self.start if self.learn == "fixed" else None
         super()._apply(fn, recurse)
         if exact is not None:
             self.start = exact.to(self.start.device)
@@ -166,32 +176,35 @@ class FrequencyBank(nn.Module):
 def build_time_bank(
     planes: int, options: Mapping[str, Any], *, learn: str, scaled: bool, factor: float = 1.0
 ) -> FrequencyBank:
-    """Build the frequencies at which planes turn with time, in radians per ``time_unit``.
+    """Build the frequencies by which a rotary scheme turns queries and keys with time.
 
-    A plane is a pair of columns of query and key that is rotated by one angle. With ``time_base``
-    the frequency of plane c is time_scale * time_base^(-c / planes), as in RoFormer. Otherwise the
-    periods of the planes are log-spaced from ``time_min_period`` to ``time_max_period``.
+    A rotary scheme rotates pairs of columns of queries and keys (planes), and plane c turns by its
+    frequency, in radians, in each ``time_unit``. There are two forms. With ``time_base`` the
+    frequency is time_scale * time_base^(-c / planes), as in RoFormer. Without it the periods, the
+    times of a whole turn, are log-spaced: 1, 10 and 100 days for 3 planes from 1 to 100.
 
     Args:
-        planes: number of frequencies, one for each plane of a head.
-        options: ``time_unit``, ``time_min_period``, ``time_max_period``, ``time_base`` and
-            ``time_scale``.
-        learn: whether and how they are learned: ``fixed``, ``ladder`` or ``free``.
-        scaled: whether each has a learned factor, too.
-        factor: factor of all fresh frequencies.
+        planes: number of frequencies.
+        options: ``time_base`` and ``time_scale``, or ``time_min_period`` and ``time_max_period``;
+            and ``time_unit``.
+        learn: ``fixed``: nothing is learned; ``free``: each frequency by itself; ``ladder``: the
+            first one, and how far each falls below the one before.
+        scaled: whether each frequency is multiplied by a further learned factor.
+        factor: number by which all frequencies are multiplied before training.
 
     Returns:
-        A module that returns the frequencies.
+        A module that returns the frequencies, [planes].
 
     Raises:
         UsageError: if the shortest period is not above 0 and below the longest.
     """
     if options["time_base"] is not None:
         start = base_form(planes, options["time_base"], options["time_scale"])
-        return FrequencyBank(factor * start, learn, scaled)
-    shortest, longest = options["time_min_period"], options["time_max_period"]
-    require_periods(shortest, longest, options["time_unit"])
-    return FrequencyBank(factor * wavelength_form(planes, shortest, longest), learn, scaled)
+    else:
+        shortest, longest = options["time_min_period"], options["time_max_period"]
+        require_periods(shortest, longest, options["time_unit"])
+        start = wavelength_form(planes, shortest, longest)  # 2 pi / period of each plane
+    return FrequencyBank(factor * start, learn, scaled)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

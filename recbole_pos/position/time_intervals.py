@@ -204,17 +204,18 @@ def map_spans(
 def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
     """Return the times at which queries are asked, and the times of keys, as padded blocks.
 
-    A query is asked at the time of its interaction or, where requests have times
-    (``batch.request``), at the time of the request that it answers.
+    A query asks for the item after its interaction. If the dataset has times of requests, it is
+    asked at the time at which that item is requested, else at the time of its interaction.
 
     Returns:
         Seconds since the oldest interaction of each history, [b, t] each, padded after shorter
         histories.
     """
-    times = batch.pad(batch.elapsed.detach(), "start")
-    if batch.request is batch:  # requests have no times
-        return times, times
-    return batch.pad(batch.request.elapsed.detach(), "start"), times
+    # ``elapsed`` are the seconds, [m]. ``request`` is the batch with the times of requests; without
+    # these it is the batch itself.
+    query_times = batch.pad(batch.request.elapsed, "start")
+    key_times = batch.pad(batch.elapsed, "start")
+    return query_times, key_times
 
 
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
@@ -222,9 +223,10 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
 
     A bucket is a range of times, such as 60 to 81 seconds, for which the table has one number.
 
-    The table is not read itself, but ``LANES`` copies of it, one behind the other. Many pairs read
-    the same bucket. If all of them read one number, a GPU would add up their gradients one after
-    the other. Spread over several copies of the number, most are added at the same time.
+    Most pairs fall into few buckets. On a GPU the gradients of all pairs that read the same number
+    would be added one after the other. So the table is repeated, ``LANES`` copies one behind the
+    other, and pairs read different copies, depending on j. Gradients of different copies are added
+    at the same time.
 
     Args:
         table: [num_buckets] learned number of each bucket; the last one is for everything longer.
@@ -234,21 +236,22 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
         [b, t, t] from query i (row) to key j, padded after shorter histories.
     """
     num_buckets = len(table)
-    # What each pair reads, [b, t, t]: bucket 5 of the third copy is entry 2 num_buckets + 5. This
-    # does not depend on the numbers in the table, so it is computed once for all layers.
+    # The entry of the repeated table that each pair reads, [b, t, t]. It depends on times and not
+    # on the numbers in the table, so it is computed once for all layers.
     cache_key = ("intervals", num_buckets)
     entries = batch.cached(cache_key, lambda: find_entries(batch, num_buckets, table.device))
-    # copies[entries] for the copies [LANES num_buckets]
-    return table.repeat(LANES).index_select(0, entries.flatten()).view(entries.shape)
+
+    copies = table.repeat(LANES)  # [LANES * num_buckets]
+    return copies.index_select(0, entries.flatten()).view(entries.shape)  # copies[entries]
 
 
 def find_entries(batch: SequenceBatch, num_buckets: int, device: torch.device) -> Tensor:
-    """Find the bucket of t_i - t_j for each two interactions, in a table of repeated buckets.
+    """Find the entry that each pair of interactions reads in a table that is repeated.
 
-    Most pairs of a batch fall into few buckets. Adding all their gradients to the same few numbers
-    would be slow on a GPU, where each addition waits for the one before. So the table of buckets is
-    repeated ``LANES`` times, and key j reads copy j modulo LANES. With 128 buckets, bucket 5 of key
-    2 is entry 2 * 128 + 5 = 261.
+    The table has a number for each bucket, a range of the time t_i - t_j between query i and key j.
+    It is repeated ``LANES`` times, and key j reads copy j modulo LANES: adding up the gradients of
+    all pairs in one place would be slow on a GPU. With 128 buckets, a pair in bucket 5 with key
+    j = 2 reads entry 2 * 128 + 5 = 261.
 
     Args:
         batch: the histories, with times.
@@ -256,13 +259,15 @@ def find_entries(batch: SequenceBatch, num_buckets: int, device: torch.device) -
         device: device of the result.
 
     Returns:
-        [b, t, t] int32 from query i (row) to key j, padded after shorter histories.
+        [b, t, t] int32 from query i (row) to key j (column), padded after shorter histories.
     """
     keys = torch.arange(batch.width, dtype=torch.int32, device=device)
     copy_start = keys % LANES * num_buckets  # [t], the first entry of the copy that key j reads
-    return map_spans(
-        batch, lambda seconds: find_bucket(seconds, num_buckets).add_(copy_start), torch.int32
-    )
+
+    def find(seconds: Tensor) -> Tensor:  # t_i - t_j of some of the histories, [some of b, t, t]
+        return find_bucket(seconds, num_buckets).add_(copy_start)
+
+    return map_spans(batch, find, torch.int32)  # for all histories
 
 
 class TimeDecay(AttentionPosition):
@@ -327,22 +332,24 @@ class TimeDecay(AttentionPosition):
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
         """Return what is added to the logits for the time between query and key.
 
-        :meth:`curve` is the learned function of the logarithm of that time. The logarithms do not
-        depend on parameters, so ``batch.cached`` keeps them for all layers.
+        It is :meth:`curve`, a learned function of the logarithm of that time, in each head.
 
         Args:
-            q, k: [b, h, t, e] queries and keys; only the type of q is read.
+            q, k: [b, h, t, e] queries and keys, which every scheme is given. Only the type of q is
+                read.
             batch: the histories, with times.
 
         Returns:
-            [b, h, t, t], padded after shorter histories.
+            [b, h, t, t] from query (row) to key (column), padded after shorter histories.
         """
 
         def compute_log_seconds() -> Tensor:
-            # ``SHORTEST`` in place of 0, which has no logarithm
+            # ``map_spans`` applies a function to the seconds from each key to each query, padded to
+            # [b, t, t]. ``SHORTEST`` stands in place of 0, which has no logarithm.
             return map_spans(batch, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
 
-        log_seconds = batch.cached(("time_decay", q.dtype), compute_log_seconds)  # [b, t, t]
+        # They depend on no parameter, so they are computed once for all layers.
+        log_seconds = batch.cached(("time_decay", q.dtype), compute_log_seconds)
         return self.curve(log_seconds[:, None])
 
     def curve(self, log_seconds: Tensor) -> Tensor:

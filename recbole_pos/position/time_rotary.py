@@ -123,17 +123,23 @@ class BankRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, cache_key: tuple
     ) -> None:
-        """Keep the bank, and let all layers share its angles unless it has parameters.
+        """Keep the frequencies by which queries and keys are rotated with time.
+
+        Each pair of columns of a query or key is rotated by an angle: the time of the interaction
+        times the frequency of the pair. If the frequencies are not learned, all layers with the
+        same options have the same angles. These are then computed once for each batch, and found
+        again under ``self.cache_key``.
 
         Args:
             dimensions: sizes of the model.
-            bank: module that returns the frequencies at which planes turn, pairs of columns of a
-                head, in radians per ``time_unit``.
+            bank: module that returns the frequency of each pair of columns of a head, in radians
+                per ``time_unit``. It has parameters if frequencies are learned.
             time_unit: unit of time.
-            cache_key: the options that determine fixed frequencies.
+            cache_key: the options on which frequencies depend that are not learned.
         """
         super().__init__()
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
+        # None if frequencies are learned: each layer then computes angles of its own.
         self.cache_key = None if list(bank.parameters()) else cache_key
 
     def angles(self, batch: SequenceBatch) -> Tensor:
@@ -256,13 +262,15 @@ class MultiLevelRotaryPosition(AngularPosition):
             UsageError: if a head has an odd number of columns.
         """
         super().__init__()
-        planes = count_planes(dimensions, "rote")  # half the columns of a head
+        # the number of planes, e / 2; it raises for an odd e, in the name of this scheme, ``rote``
+        planes = count_planes(dimensions, "rote")
         self.level_weights = rote_weights
         # base_form(planes, base, scale) returns scale * base^(-c / planes) for every c, [planes]
         levels = zip(rote_bases, LEVELS, strict=True)
         frequencies = torch.stack([base_form(planes, base, 1 / days) for base, days in levels])
-        # a module that returns the [3, planes] frequencies; "fixed": nothing of it is learned
-        self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
+        # A module that returns these frequencies, [3, planes]. It keeps them in float64 and, as
+        # nothing of them is learned and they have no learned factors, has no parameters.
+        self.bank = FrequencyBank(frequencies, learn="fixed", scaled=False)
         # layers with equal options compute the same angles, and share those of a batch by this key
         self.cache_key = (*rote_bases, *rote_weights)
 
@@ -397,47 +405,56 @@ class TimeOrderRotaryPosition(AngularPosition):
         self.cache_key = None if list(self.parameters()) else (*options, order_planes, time_planes)
 
     def time_share(self) -> Tensor | float:
-        """Return the gate g, the share of time in an angle (TO-RoPE, Wei et al., 2025, equation 5).
+        """Return the gate g, which weighs time against position (TO-RoPE, 2025, equation 5).
 
-        An angle is (1 - g) times that of the order plus g times that of the time.
+        Queries and keys are rotated by angles that mix the position of an interaction and its time:
+        (1 - g) times the angle of the position plus g times that of the time.
 
         Returns:
-            A number if it is fixed. A learned one is [h or 1, e / 2 or 1] float64: between 0 and 1
-            (``sigmoid``), or rounded to 0 or 1 with the gradient of the sigmoid (``hard``).
+            A number if it is fixed. A learned one is float64, [h or 1, e / 2 or 1]: for each head
+            or for all, and for each pair of columns that is rotated or for all. It is between 0 and
+            1 (``sigmoid``), or 0 or 1 (``hard``).
         """
         if self.gate_logit is None:
             return self.gate_value
         soft = self.gate_logit.double().sigmoid()
         if self.gate == "sigmoid":
             return soft
-        return (soft > 0.5) + soft - soft.detach()  # hard: 0 or 1, with the gradient of soft
+        # ``hard`` is a straight-through estimator: the value is soft, rounded to 0 or 1, and the
+        # gradient is that of soft, since the rest has none.
+        return (soft > 0.5) + soft - soft.detach()
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """Return how fast order turns each plane, and how fast time does (TO-RoPE, equation 4).
 
         A plane is a pair of columns of a head that is rotated by one angle. The modules ``order``
-        and ``clock`` return the frequencies of the planes that turn by order and by time. In four
-        planes of a head, of which two turn by order and two by time, these are [w0, w1] and
-        [f0, f1], and the results are [w0, w1, 0, 0] and [0, 0, f0, f1].
+        and ``clock`` return the frequencies w of order and f of time. The option ``fusion`` says
+        which planes turn by which. For 2 heads of 4 planes the results have a row for each head, or
+        one row for both:
 
-        With ``fusion: early`` all planes turn by both. The gate g between 0 and 1 is the share of
-        time: frequencies of order are multiplied by 1 - g, and those of time by g.
+            split_dim      order [[w0, w1, 0, 0]]        time [[0, 0, f0, f1]]
+            split_head     order [[w0, w1, w2, w3],      time [[0, 0, 0, 0],
+                                  [0, 0, 0, 0]]                [f0, f1, f2, f3]]
+            split_layer    order [[w0, w1, w2, w3]] in the first layers, or time [[f0, f1, f2, f3]]
+                           in the last ones, and 0 for the other
+            early          order [[w0, w1, w2, w3]] times 1 - g, time [[f0, f1, f2, f3]] times g,
+                           with a gate g between 0 and 1
+            effective      as ``early``, without a gate
 
         Returns:
-            Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each:
-            one row for all heads, or a row for each head.
+            Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
         order, time = self.order(), self.clock()  # [planes by order], [planes by time]
         if self.fusion == "early":
-            gate = self.time_share()  # a number, or [h or 1, e / 2 or 1]
+            gate = self.time_share()  # g: a number, or [h or 1, e / 2 or 1]
             order, time = (1 - gate) * order, gate * time
 
-        # Filled up with zeros to all e / 2 planes of a head, of which order turns the first ones
-        # and time the last ones.
+        # split_dim: zeros for the planes of the other one, after order and before time. In all
+        # other forms both have frequencies for all planes already, or none.
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
-        # If some heads turn by order and others by time, both have frequencies for all planes.
-        # ``by_order`` and ``by_time``, [h or 1, e / 2] bool, say which of them a head uses.
+        # split_head: zeros in the heads of the other one. ``by_order`` and ``by_time`` say which
+        # planes of each head turn by order and by time, [h or 1, e / 2] bool.
         return order.masked_fill(~self.by_order, 0), time.masked_fill(~self.by_time, 0)
 
     def angles(self, batch: SequenceBatch) -> Tensor:
@@ -481,19 +498,21 @@ class TimeOrderRotaryPosition(AngularPosition):
 def assign_planes(fusion: str, ratio: float, dimensions: Dimensions) -> tuple[Tensor, Tensor]:
     """Decide which planes of a layer's heads turn by order, and which by time.
 
-    A plane is a pair of columns of a head that is rotated by one angle. The option ``fusion`` says
-    what is split: the planes of every head, the heads, or the layers. The last ones turn by time.
-    For 2 heads of 4 planes, 2 layers and a ratio of 0.5 the planes of time are
+    A rotary scheme rotates planes, pairs of columns of queries and keys, by angles. An angle grows
+    with the number of the interaction in its history (order), with its time, or with both. The
+    option ``fusion`` says what is split between order and time: the planes of every head, the
+    heads, or the layers. The last ones are those of time. For 2 heads of 4 planes, 2 layers and a
+    ratio of 0.5 they are
 
         split_dim     [[0, 0, 1, 1]], the same in both heads
         split_head    [[0, 0, 0, 0], [1, 1, 1, 1]]
         split_layer   [[0, 0, 0, 0]] in the first layer, [[1, 1, 1, 1]] in the second
 
-    and those of order all others. With ``early`` and ``effective`` all planes turn by both.
+    and all others turn by order. With ``early`` and ``effective`` all planes turn by both.
 
     Args:
         fusion: the form.
-        ratio: share of planes, heads or layers that turn by time.
+        ratio: share of planes, heads or layers that turn by time, rounded.
         dimensions: sizes of the model, and the number of this layer.
 
     Returns:
@@ -503,42 +522,45 @@ def assign_planes(fusion: str, ratio: float, dimensions: Dimensions) -> tuple[Te
         UsageError: if there is only one plane, head or layer to be split.
     """
     planes, h = dimensions.head_size // 2, dimensions.n_heads
+    if fusion in ("early", "effective"):
+        both = torch.ones(1, planes, dtype=torch.bool)
+        return both, both
+
+    # ``_mark_last(ratio, total, ...)`` returns [total] bool, True for the last ones; it raises if
+    # there is only one.
     if fusion == "split_dim":
         by_time = _mark_last(ratio, planes, "planes of a head", "hidden_size")[None]
     elif fusion == "split_head":
         by_time = _mark_last(ratio, h, "heads", "n_heads")[:, None].expand(h, planes)
-    elif fusion == "split_layer":
+    else:  # split_layer
         layers = _mark_last(ratio, dimensions.n_layers, "layers", "n_layers")
         by_time = layers[dimensions.layer].expand(1, planes)
-    else:
-        both = torch.ones(1, planes, dtype=torch.bool)
-        return both, both
     return ~by_time, by_time
 
 
 def _mark_last(ratio: float, total: int, units: str, option: str) -> Tensor:
-    """Mark the last planes, heads or layers, a share of them: those that turn by time.
+    """Return which of several planes, heads or layers are the last ones, a given share of them.
 
-    Their number is rounded. There is at least one of either kind, unless the ratio is 0 or 1: a
-    ratio of 0.4 marks the last 2 of 4.
+    Their number is rounded: for a ratio of 0.4 and a total of 4 the result is
+    [False, False, True, True]. Unless the ratio is 0 or 1, at least one is marked and one is not.
 
     Args:
-        ratio: the share.
+        ratio: the share to be marked, from 0 to 1. A rotary scheme turns them by time.
         total: number of planes, heads or layers.
         units, option: their name, and the option that sets their number, for the message.
 
     Returns:
-        [total] bool.
+        [total] bool, True for those marked.
 
     Raises:
-        UsageError: if there is only one to be split.
+        UsageError: if there is only one, and the ratio is neither 0 nor 1.
     """
     if total == 1 and ratio not in (0, 1):
         raise UsageError(
             f"time_ratio {ratio} splits {units}, of which there is one; raise {option}, choose "
             "another fusion, or set time_ratio to 0 or 1"
         )
-    num_marked = total * int(ratio)  # none or all
+    num_marked = round(ratio * total)
     if ratio not in (0, 1):
-        num_marked = min(max(round(ratio * total), 1), total - 1)
+        num_marked = min(max(num_marked, 1), total - 1)
     return torch.arange(total) >= total - num_marked
