@@ -14,10 +14,10 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.metrics import has_cutoff
-from recbole_pos.config.options import Option, find_inner
+from recbole_pos.config.options import Option, find_inner, find_option
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import LOSSES, PARTIAL_LOSSES, is_on_our_base
+from recbole_pos.model.models import LOSSES, MODELS, PARTIAL_LOSSES, is_on_our_base
 from recbole_pos.plain import to_plain
 from recbole_pos.values import check_choice, nearest, shown
 
@@ -81,6 +81,22 @@ def check_value(location: str, option: Option, value: Any) -> Any:
     return checked
 
 
+def check_custom_defaults(model: str, free: set[str]) -> None:
+    """Check the defaults that the user has given to a model of their own.
+
+    Args:
+        model: name of the model; nothing is checked for one of this package or RecBole's.
+        free: options that only this model or its position schemes read, and that may hold anything.
+
+    Raises:
+        UsageError: for a default that the option's row in the table of options does not allow.
+    """
+    if model in MODELS.added:  # models that the user has registered
+        for key, value in MODELS.defaults(model).items():
+            if key not in free:
+                check_value(f"defaults of {model}", find_option(key), value)
+
+
 @functools.cache
 def _make_adapter(option: Option) -> TypeAdapter[Any]:
     """Return a pydantic validator of the type, bounds and length that an option may have."""
@@ -90,46 +106,56 @@ def _make_adapter(option: Option) -> TypeAdapter[Any]:
 def _make_type(text: str, option: Option) -> Any:
     """Turn a type in words, such as ``list of int``, into an annotation that pydantic can check.
 
-    ``int or list of int`` with the range [1, 8] becomes a union of an int from 1 to 8 and a list of
-    such ints. ``Strict`` has pydantic refuse True as a whole number, and text as a number.
+    With a range from 1 to 8, and Int for ``Annotated[int, Strict(), Field(ge=1, le=8)]``:
+
+        int                Int
+        int or none        Union[Int, None]
+        list of int        Annotated[list[Int], Field(min_length=..., max_length=...)]
+        mapping of int     Annotated[dict[str, Int], Field(min_length=..., max_length=...)]
+
+    ``Strict`` has pydantic refuse True as a whole number, and text as a number.
 
     Args:
         text: the type, as the table of options writes it.
-        option: the row of the option in that table; its bounds and length hold for every number
-            and list in the type.
+        option: the row of the option in that table. Its range holds for every number in the type,
+            and its length for every list.
     """
-    # "A or B" is a union, and "list of A" and "mapping of A" contain the type A.
-    alternatives = text.split(" or ")
-    if len(alternatives) > 1:
-        return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
+    if " or " in text:
+        alternatives = tuple(_make_type(each, option) for each in text.split(" or "))
+        return Union[alternatives]  # noqa: UP007
 
-    # A list has exactly ``length`` elements, if the row says so, or else any number of them; at
-    # least one if it must not be empty.
+    # A list has exactly ``option.length`` elements or, if that is None, any number; but at least
+    # one with ``nonempty``.
     container, _, element = text.partition(" of ")
-    shortest = option.length or int(option.nonempty)
-    if container == "list":
-        length = Field(min_length=shortest, max_length=option.length)
-        return Annotated[list[_make_type(element, option)], length]  # type: ignore[misc]
-    if container == "mapping":
-        mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
-        return Annotated[mapping, Field(min_length=shortest)]
+    if container in ("list", "mapping"):
+        name: Any = _TYPES["str"]
+        inner: Any = _make_type(element, option)
+        several: Any = list[inner] if container == "list" else dict[name, inner]
+        shortest = 1 if option.nonempty else 0
+        length = Field(min_length=option.length or shortest, max_length=option.length)
+        return Annotated[several, length]
 
-    # Anything else is a number with bounds, or a type without bounds, whose annotation is in
-    # ``_TYPES``. In pydantic's words, the range ("above 0", 1) is gt=0, le=1: greater than, and
-    # less or equal.
     if text not in ("int", "float"):
-        return _TYPES[text]
-    bounds: dict[str, Any] = {}
-    keywords = (("ge", "gt"), ("le", "lt"))  # for the smallest and for the largest value
-    for bound, (inclusive, exclusive) in zip(option.range, keywords, strict=False):
-        if isinstance(bound, str):  # "above 0" or "below 1", which exclude the bound itself
-            bounds[exclusive] = float(bound.split()[-1])
-        else:
-            bounds[inclusive] = bound
+        return _TYPES[text]  # the annotation of a type without bounds, such as "bool"
+    bounds = _make_bounds(*option.range) if option.range else {}
     if text == "int":
         return Annotated[int, Strict(), Field(**bounds)]
     may_be_infinite = float("inf") in option.range
     return Annotated[float, Strict(), Field(allow_inf_nan=may_be_infinite, **bounds)]
+
+
+def _make_bounds(smallest: float | str, largest: float | str) -> dict[str, Any]:
+    """Return the bounds of a number as arguments of pydantic's ``Field``.
+
+    The range 1 to 8 gives ``{"ge": 1, "le": 8}``: greater or equal, less or equal. "above 1" and
+    "below 8" give ``{"gt": 1.0, "lt": 8.0}``: greater, less.
+
+    Args:
+        smallest, largest: the bounds, as the table of options writes them.
+    """
+    lower = ("gt", float(smallest.split()[1])) if isinstance(smallest, str) else ("ge", smallest)
+    upper = ("lt", float(largest.split()[1])) if isinstance(largest, str) else ("le", largest)
+    return dict([lower, upper])
 
 
 # --- several together ---

@@ -65,15 +65,15 @@ class Option:
     def expected(self) -> str:
         """What a value must be, for a message: type, length, choices or bounds.
 
-        The row of ``adam_betas`` gives ``list of float (2 of them), 0 to below 1``. A value that
-        may be left empty has a type such as ``int or none``, of which ``int`` is said.
+        A list of two floats from 0 to below 1 gives ``list of float (2 of them), 0 to below 1``. Of
+        the type ``int or none``, whose values may be left empty, the message only has ``int``.
         """
         text = self.type.removesuffix(" or none")
-        if "interval" in text:
+        if "interval" in text:  # the type ``interval``, a text whose form the user may not know
             text += " such as [3,inf)"
         if self.length:
             text += f" ({self.length} of them)"
-        if self.allowed:  # the property above: choices or bounds, in words
+        if self.allowed:  # the choices or the bounds as a text, such as "0 to below 1"
             text += f", {self.allowed}"
         if self.nonempty:
             text += ", not empty"
@@ -141,19 +141,19 @@ def make_custom_option(name: str, default: Any) -> Option:
 def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of options in which the keys of mappings are options of their own, too.
 
-    ``{"eval_args": {"target": "last"}}`` gives ``{"eval_args": {"target": "last"},
-    "eval_args.target": "last", "eval_args.mode": ..., ...}``: one more entry for each key that has
-    a row in the table of options. A key that the mapping lacks gets the default of its row. So a
-    condition on such a key is looked up in the same way as a condition on an option.
+    ``{"epochs": 3, "eval_args": {"target": "last"}}`` becomes ``{"epochs": 3, "eval_args":
+    {"target": "last"}, "eval_args.target": "last", "eval_args.mode": None, ...}``. The table of
+    options has a row for each key that a mapping may have; a missing key gets the default there.
 
     Args:
         options: option -> value.
     """
     flat = dict(options)
-    for key, value in options.items():
+    for name, value in options.items():
         mapping = value or {}  # an option that may be a mapping may also be None
-        for inner_key, row in find_inner(key).items():
-            flat[row.name] = mapping.get(inner_key, row.default)
+        # The rows of the table for the keys of this option, key -> row; none if it is no mapping.
+        for key, row in find_inner(name).items():
+            flat[f"{name}.{key}"] = mapping.get(key, row.default)
     return flat
 
 

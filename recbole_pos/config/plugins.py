@@ -47,8 +47,9 @@ def allow(plugins: Any) -> None:
 def import_named(plugins: Any) -> list[str]:
     """Import the modules that the user's own command names with ``--plugins``.
 
-    Since the user names them, and not a file that a stranger may have written, they may also be in
-    the working directory.
+    They may be installed or be in the working directory. What a config file names is not looked for
+    in the working directory, since both may be a stranger's, and importing a module runs its code.
+    The user's own command is trusted.
 
     Args:
         plugins: one name of a module or several; None for none.
@@ -59,7 +60,7 @@ def import_named(plugins: Any) -> list[str]:
     Raises:
         UsageError: if this is no name of a module, or a module cannot be imported.
     """
-    allow(plugins)
+    allow(plugins)  # to be imported from the working directory
     return import_plugins(plugins, "--plugins")
 
 

@@ -13,9 +13,8 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
+from recbole_pos.config import checks, sources
 from recbole_pos.config import options as option_table
-from recbole_pos.config import sources
-from recbole_pos.config.checks import check_negatives, check_together, check_value
 from recbole_pos.config.plugins import find_modules, import_plugins, register_class
 from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import FILTERS
@@ -72,21 +71,24 @@ class PosConfig(Config):
             dataset: name of the dataset; None to read it from a file.
             config_file_list: paths of yaml files, or names of presets.
             config_dict: options as plain values, which win over those of files.
-            strict: whether an option that changes nothing for this model and protocol is an error,
-                where it is given in ``config_dict`` or in a file of the user's; not for a trial,
-                whose options depend on each other. The configuration of a run that exists is never
-                strict.
+            strict: whether an option is an error that the user gives although this model does not
+                read it. False for a trial of a search, whose options are not chosen by the user. It
+                is ignored if a file is the config.yaml of a former run, which has all options.
 
         Raises:
             UsageError: naming an unknown key, a wrong value, or anything else that RecBole's Config
                 refuses.
         """
         self.strict = strict
-        self.public: dict[str, Any] = {}  # facts on a public dataset
-        self._dataset_options: dict[str, Any] = {}  # of the dataset's own yaml
-        self.asked_for: set[str] = set()  # options that a model reads and no source has
-        self.loss_reason = ""  # why a loss has replaced the default one
         self._call_options = dict(config_dict or {})
+
+        # What is filled in later: from the yaml file of the dataset its options and, if the dataset
+        # is public, facts such as its number of users (``public``); options that a model reads and
+        # that do not exist; and why the loss SCE has replaced the default one.
+        self.public: dict[str, Any] = {}
+        self._dataset_options: dict[str, Any] = {}
+        self.asked_for: set[str] = set()
+        self.loss_reason = ""
         try:
             self._build(model, dataset, config_file_list or [])
         except PosError:
@@ -127,7 +129,9 @@ class PosConfig(Config):
         # Find model and dataset, whose names may stand in a file.
         model_name = models.ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
-        self.model, self.dataset = self._find_names(model_name, dataset)
+        self.model, self.dataset, folder = self._find_names(model_name, dataset)
+        if folder is not None:  # the dataset was given as a folder; this is the one around it
+            self._call_options["data_path"] = folder
         self._read_dataset_file()
 
         # Merge the options that are given: files may have some for certain models and position
@@ -160,10 +164,14 @@ class PosConfig(Config):
         # Check the options, and merge them with the defaults.
         self.strict = self.strict and not self._find_run_files()
         self.free = sources.free_options(self.model, schemes)
+        self._drop_options_of_former_runs()
+        checks.check_custom_defaults(self.model, self.free)
         self._check_user_options()
         self.final_config_dict = self._merge_defaults()
         final = self.final_config_dict.items()
-        check_together({key: value for key, value in final if key not in self.free}, self.model)
+        checks.check_together(
+            {key: value for key, value in final if key not in self.free}, self.model
+        )
         self.plain = self._make_plain()  # before RecBole derives values such as the device
         if self.strict:
             self._refuse_unread()
@@ -176,7 +184,7 @@ class PosConfig(Config):
         if models.is_untrained(self.model):
             self.final_config_dict["train_neg_sample_args"] = None
         self._set_train_neg_sample_args()
-        check_negatives(self.final_config_dict, self.model)
+        checks.check_negatives(self.final_config_dict, self.model)
         self._set_eval_neg_sample_args("valid")
         self._set_eval_neg_sample_args("test")
 
@@ -192,10 +200,9 @@ class PosConfig(Config):
     def _import_plugins(self, model: str | None) -> list[str]:
         """Import the modules that config files or the call name under ``plugins``.
 
-        Their import registers custom models and position schemes, which can then be looked up by
-        name. A module need not register a class that is called as the model of the run: it is
-        registered here. ``self.files`` has the options of each file, ``self._call_options`` those
-        of the call.
+        Such a module registers models and position schemes of the user's when it is imported. They
+        can then be looked up by name. If a module has a class with the name of the run's model and
+        does not register it, it is registered here.
 
         Args:
             model: name of the model in the call; None if it stands in a file.
@@ -203,14 +210,15 @@ class PosConfig(Config):
         Returns:
             Names of the modules.
         """
-        contents = [*self.files, (_NO_FILE, self._call_options)]  # (place for messages, options)
+        # Pairs of a place, for messages, and the options that are given there.
+        sources_of_options = [*self.files, (_NO_FILE, self._call_options)]
         modules: list[str] = []
-        for place, options in contents:
+        for place, options in sources_of_options:
             modules += import_plugins(options.get(PLUGINS), str(place))
 
-        for name in (model, *(options.get("model") for _, options in contents)):
+        for name in [model, *(options.get("model") for _, options in sources_of_options)]:
             if name:
-                register_class(str(name), modules)
+                register_class(str(name), modules)  # if one of the modules has a class of the name
         return modules
 
     def _list_parts(self, *names: str) -> list[tuple[str, dict[str, Any]]]:
@@ -243,7 +251,7 @@ class PosConfig(Config):
             merged = sources.merge_options(merged, options)
         return sources.merge_options(merged, self._call_options)
 
-    def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
+    def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str, str | None]:
         """Return the names of model and dataset, from the call or else from the files.
 
         Args:
@@ -251,26 +259,24 @@ class PosConfig(Config):
             dataset: name of the dataset in the call, or its folder; it may be missing, too.
 
         Returns:
-            The name of the model, and that of the dataset.
+            The name of the model, that of the dataset and, for a dataset that is given as a folder,
+            the folder around it, else None: ``data/shop`` gives the name ``shop`` and ``data``.
 
         Raises:
             UsageError: if one is given nowhere.
         """
-        options = self._merge_user_options()
+        options = self._merge_user_options()  # of files and the call, for all models
         model = model or options.get("model")
         dataset = dataset or options.get("dataset")
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
 
-        # ``locate_dataset`` finds where a dataset is; it is looked for below ``data_path``.
-        # A dataset that is given as a folder has the name of the folder; ``parent`` is the folder
-        # that this one is in, and None for a dataset that is given by its name.
-        data_path = self._merge_user_options(str(model)).get("data_path") or "dataset/"
-        name, parent = locate_dataset(str(dataset), str(data_path))
-        if parent is not None:
-            self._call_options["data_path"] = parent
-        return str(model), name
+        # Datasets are looked for below ``data_path``. A file may give that for this model only, so
+        # options are merged again, now with those for the model.
+        options = self._merge_user_options(str(model))
+        name, parent = locate_dataset(str(dataset), str(options.get("data_path") or "dataset/"))
+        return str(model), name, parent
 
     def _read_dataset_file(self) -> None:
         """Read ``<dataset>.yaml`` in the dataset's folder, as a config file of lowest priority.
@@ -359,10 +365,8 @@ class PosConfig(Config):
         recbole_folder = WHEEL_DATASETS / self.dataset  # in the installed RecBole
         is_own = find_atomic_file(own_folder, self.dataset, "inter").is_file()
         is_recboles = find_atomic_file(recbole_folder, self.dataset, "inter").is_file()
-        if is_own or options["benchmark_filename"] or not is_recboles:
-            options["data_path"] = str(own_folder)
-        else:
-            options["data_path"] = str(recbole_folder)
+        takes_own = is_own or options["benchmark_filename"] or not is_recboles
+        options["data_path"] = str(own_folder if takes_own else recbole_folder)
 
         if not options["use_gpu"]:
             options["gpu_id"] = ""
@@ -398,56 +402,44 @@ class PosConfig(Config):
     # --- checks ---
 
     def _check_user_options(self) -> None:
-        """Check names and values of the options that are given (``self.external_config_dict``).
+        """Check names and values of the options that files and the call give.
 
-        The table of options has an entry for each option of this package and RecBole: its type,
-        bounds and so on. :func:`check_value` checks a value by the entry, and returns it in the
-        right type, such as a float for a whole number. That replaces the value.
+        A value is checked by the row of its option in the table of options, and replaced by itself
+        in the type that the row names, such as a float for a whole number.
 
         Raises:
             UsageError: naming the file and the option.
         """
-        # A custom model, registered by the user (``MODELS.added``), has defaults of its own. They
-        # are checked too, but not those of options that only the custom class has (``self.free``).
-        if self.model in models.MODELS.added:
-            for key, value in sources.own_defaults(self.model).items():
-                if key not in self.free:
-                    check_value(f"defaults of {self.model}", option_table.find_option(key), value)
-
-        # Names that may be given: options with a default; and ``model``, ``dataset`` (EXTRA_KEYS)
-        # and ``plugins`` (PLUGINS). RecBole also keeps values that it computes (DERIVED_KEYS) among
-        # its defaults, which nobody may give.
-        defaults = self.internal_config_dict
+        # RecBole's names for defaults and for the options that are given.
+        defaults, options = self.internal_config_dict, self.external_config_dict
+        # Names that may be given: all options with a default, but not what RecBole computes and
+        # keeps among them (DERIVED_KEYS); and ``model``, ``dataset`` and ``plugins``.
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
-        self._drop_options_of_former_runs(known)
-
-        options = self.external_config_dict
         for key, value in options.items():
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
             self._require_known(key, location, known)
-            entry = option_table.find_option(key)
-            # ``refused``: why an option of RecBole's has no effect here, else empty. Such an option
-            # may only have its default.
-            if entry.refused and value != defaults[key]:
-                raise UsageError(f"{location}: {key}: {entry.refused}")
-            # An option of a custom class may hold any value of the type of its default, also if the
-            # table has an option of the same name, which means something else.
-            if key in self.free or key not in option_table.OPTIONS:
-                entry = option_table.make_custom_option(key, defaults.get(key))
-            options[key] = check_value(location, entry, value)
 
-    def _drop_options_of_former_runs(self, known: set[str]) -> None:
+            # An option of RecBole's that has no effect here may only have its default: the table
+            # says why it is refused.
+            row = option_table.find_option(key)
+            if row.refused and value != defaults[key]:
+                raise UsageError(f"{location}: {key}: {row.refused}")
+
+            # An option that only a class of the user's reads (``free``) may have any value of the
+            # type of its default, even if the table has another option of its name.
+            if key in self.free or key not in option_table.OPTIONS:
+                row = option_table.make_custom_option(key, defaults.get(key))
+            options[key] = checks.check_value(location, row, value)
+
+    def _drop_options_of_former_runs(self) -> None:
         """Drop options that come from the config.yaml of a former run and that this run has not.
 
         That file has all options of the former run, also those of a position scheme or loss that
         this run replaces by another. The user did not choose them. An option that no scheme, loss
         or model of this package has stays, and is refused later: it is misspelt.
-
-        Args:
-            known: names of all options of this run.
         """
         run_files = self._find_run_files()
-        for key in self.external_config_dict.keys() - known:
+        for key in self.external_config_dict.keys() - self.internal_config_dict.keys():
             # describe_readers is empty for an option that nothing in this package has
             if self.sources.get(key) in run_files and sources.describe_readers(key):
                 del self.external_config_dict[key]
@@ -515,13 +507,11 @@ class PosConfig(Config):
         An example is ``fusion`` with a position scheme that fuses nothing. An option has no effect
         if the model does not read it, or if a condition is not met, such as "with fusion: early".
 
-        Some options are written for several models, and may have no effect in one of them: those of
-        the dataset's yaml, of a preset, and of a part of a file for certain models (under ``for``).
-        They are not refused.
+        Options of the dataset's yaml, of a preset, or of a part of a file for certain models (under
+        ``for``) are not refused: they are written for several models, of which some read them.
         """
-        # All options of the run, option -> value. ``flatten_options`` adds ``eval_args.target`` and
-        # the like, the keys of options that are mappings. ``masks_history`` returns the value that
-        # ``mask_history: None`` stands for, which depends on the model.
+        # The values and defaults of all options. ``flatten_options`` adds the keys of mappings,
+        # such as ``eval_args.target``. What ``mask_history: None`` means depends on the model.
         values = option_table.flatten_options(self.plain)
         values["mask_history"] = masks_history(self.final_config_dict)
         defaults = option_table.flatten_options(self.internal_config_dict)
@@ -532,15 +522,9 @@ class PosConfig(Config):
         unread = models.find_unread_options(self.model)  # option -> why the model does not read it
 
         for name, value in values.items():
-            # Leave out what this user did not set for this run. The user sets an option in the call
-            # (_NO_FILE) or in one of the files ``own_files``. Options that only a custom class has
-            # (``free``) are left out as well: nothing is known of them.
             key, *_ = name.split(".")  # eval_args for eval_args.target
-            location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
-            is_given = key in self.external_config_dict
-            is_of_user = is_given and location in (_NO_FILE, *self.own_files)
             is_default = value in (None, defaults.get(name))
-            if not is_of_user or is_default or key in self.free:
+            if is_default or not self._is_set_by_user(key):
                 continue
 
             # The reason why it has no effect; ``find_unmet`` returns None if it has one.
@@ -551,12 +535,24 @@ class PosConfig(Config):
                 reason = f", only {condition}"
             else:
                 continue
-            advice = "leave it out"
-            if location != _NO_FILE:
+
+            location, advice = self.sources.get(key, _NO_FILE), "leave it out"
+            if location != _NO_FILE:  # a file gave it
                 advice += ", or put it under `for` with the models that read it"
             raise UnknownKey(
                 f"{location}: {name} is not read by {self.model}{reason}; {advice}", key
             )
+
+    def _is_set_by_user(self, key: str) -> bool:
+        """Return whether the user has set an option for this run, and the package knows what it is.
+
+        The user sets options in the call or in files of their own, outside ``for``. An option that
+        only a class of the user's reads (``self.free``) is not known to the package.
+        """
+        if key not in self.external_config_dict or key in self.free:  # not given, or not known
+            return False
+        # ``sources`` has the file that gave an option; it is missing there if the call gave it
+        return key not in self.sources or self.sources[key] in self.own_files
 
     @property
     def expected_counts(self) -> dict[str, int]:
@@ -574,22 +570,27 @@ class PosConfig(Config):
 def to_plain_options(config: Config) -> dict[str, Any]:
     """Return option -> plain value, from which PosConfig makes the same configuration again.
 
-    A PosConfig has kept these options (``plain``). A Config that RecBole's own functions have made
-    has changed some of them: it has added the dataset's name to ``data_path``, for example. But it
-    keeps defaults and given options apart, as they were before.
+    A PosConfig has kept these options (``plain``). RecBole's Config has derived other values from
+    some of them, but it also keeps the defaults and the options that were given.
 
     Args:
         config: a PosConfig, or a Config of RecBole's.
     """
     if isinstance(config, PosConfig):
         return config.plain
-    # All options but those of _NOT_KEPT, which RecBole computes or which have no effect here.
-    options = {**config.internal_config_dict, **config.external_config_dict}
-    plain = {key: options[key] for key in config.internal_config_dict if key not in _NOT_KEPT}
+
+    # RecBole's names: ``internal_config_dict`` has the default of each option, and
+    # ``external_config_dict`` what was given, which may hold keys that are no options. Left out are
+    # options that RecBole computes or that have no effect here (_NOT_KEPT).
+    defaults, given = config.internal_config_dict, config.external_config_dict
+    plain = {key: given.get(key, defaults[key]) for key in defaults if key not in _NOT_KEPT}
     plain |= {"model": config["model"], "dataset": config["dataset"]}
+    # RecBole has made ``data_path`` the folder of the dataset; the option is the folder around it.
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
-    # the modules of the user that register the model and its schemes, if they are custom
-    schemes = sources.list_positions(options.get("position"), config["model"])
+
+    # A model or position scheme of the user's is known only where its module is imported. So the
+    # modules become the option ``plugins``; models and schemes of packages have none.
+    schemes = sources.list_positions(plain.get("position"), config["model"])
     modules = find_modules(config["model"], schemes)
     if modules:
         plain[PLUGINS] = modules

@@ -92,25 +92,27 @@ def plugin_defaults(
 
 
 def _check_custom_schemes(schemes: list[str], model_defaults: dict[str, Any]) -> None:
-    """Raise a UsageError if a custom position scheme shares an option and gives another default.
+    """Raise a UsageError if a custom position scheme changes a default that others have, too.
 
-    All options of a run are in one mapping. If a custom scheme had an option ``initializer_range``
-    with the default 1, the model would get this value, too, without being asked.
+    All options of a run are in one mapping, so an option has one default for all that read it. If a
+    custom scheme has an option ``initializer_range`` with the default 1, the model, which also
+    reads it, would start with this value.
 
     Args:
         schemes: names of all position schemes of the run.
         model_defaults: the defaults of the model's own options, with ``position`` among them.
     """
     for name in schemes:
-        if name not in SCHEMES.added:  # a scheme of this package
+        if name not in SCHEMES.added:  # a scheme of this package, and not of the user
             continue
-        # The defaults of all else: RecBole's, this package's for every model, and those of the
-        # other schemes and of the model. A model that has this scheme by default may give its
-        # options other defaults on purpose.
+        # Defaults for every model: RecBole's and this package's.
         others = read_yaml(find_recbole_properties() / "overall.yaml") | read_overall_defaults()
+        # Those of the other schemes of the run.
         for other in schemes:
             if other != name:
                 others |= SCHEMES.defaults(other)
+        # Those of the model, unless it has the scheme by default: then it is made for the scheme,
+        # and may give its options other defaults.
         if name not in scheme_names(model_defaults["position"]):
             others |= model_defaults
 
@@ -173,15 +175,14 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options whose values cannot be checked, since only a custom class has them.
+    """Return the options of a run that only a class of the user's reads; they may hold anything.
 
-    A custom class is a model or a position scheme that the user has registered. It may have options
-    of its own, of which this package knows nothing. They are called free. Three kinds of options of
-    a custom class are not free, since this package knows them:
+    A user may register models and position schemes, with options that this package does not know.
+    An option of such a class is checked like any other, and is not returned, if
 
-    - an option that a position scheme of this package, which the run has as well, also reads;
-    - an option on data or training, such as ``epochs``, which means the same for every model;
-    - an option of RecBole's that this package refuses.
+    - a position scheme of this package that the run has as well reads it, too;
+    - it is on data or training, such as ``epochs``, which means the same for every model;
+    - it is one of RecBole's that this package refuses.
 
     Args:
         model: name of the model.
@@ -190,31 +191,22 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # ``added`` has the custom classes by name, ``shipped`` those of this package. ``own_options``
-    # of a custom class are its options without those of the class that it extends.
+    # The options of the user's classes and, in ``shared``, of this package's schemes. The tables
+    # ``added`` have the registered classes by name; ``own_options`` are the options of a class
+    # without those of the class that it extends.
     custom_model = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
-    options: set[str] = set() if custom_model is None else set(custom_model.own_options)
-    known: set[str] = set()
+    own: set[str] = set() if custom_model is None else set(custom_model.own_options)
+    shared: set[str] = set()
     for name in schemes:
         if name in SCHEMES.added:
-            options |= SCHEMES.added[name].own_options
+            own |= SCHEMES.added[name].own_options
         elif name in SCHEMES.shipped:
-            known |= SCHEMES.defaults(name).keys()
+            shared |= SCHEMES.defaults(name).keys()
 
-    # ``role`` says what an option is about. It is MODEL for options that shape a model, and for
-    # options that the table of options does not have.
-    for name in options:
-        entry = find_option(name)
-        if entry.role != MODEL or entry.refused:
-            known.add(name)
-
-    # ``loss_type`` is about training, so it is known by now. RecBole reads it to find out what a
-    # batch must hold. But a class in RecBole's form may say that itself, by ``input_type``. Then
-    # RecBole does not read the option, and the class may use it for anything.
-    if custom_model is not None and not models.is_on_our_base(model):
-        if hasattr(custom_model.cls, "input_type"):
-            known.discard("loss_type")
-    return options - known
+    # The role of an option is MODEL if it shapes a model, and also if this package does not know
+    # it. Others are on data or training.
+    rows = [find_option(name) for name in own - shared]
+    return {row.name for row in rows if row.role == MODEL and not row.refused}
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -270,9 +262,10 @@ def select_parts(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the parts of a config file that a run reads, each with its place in the file.
 
-    The first part has the options for all models. A file may have others under ``for``, as in
-    ``for: {"SASRec, GRU4Rec": {n_heads: 1}}``, of which a run reads those whose title names its
-    model or one of its position schemes. Of two parts with the same option, the later wins.
+    The first part has the options for all models. A file may have others under ``for``, such as
+    ``for: {"SASRec, GRU4Rec": {n_heads: 1}, "rope": {rope_base: 100}}``. A run reads those whose
+    title names its model or one of its position schemes. Of two parts with the same option, the
+    later wins.
 
     Args:
         content: the mapping in the file.
@@ -288,11 +281,12 @@ def select_parts(
     for_all = {key: value for key, value in content.items() if key != FOR}  # the key ``for``
     selected = [(str(file), for_all)]
     for part in _read_parts(content, file):
-        # Some options (_OUTSIDE, such as ``model``) decide which parts a run reads, and so cannot
-        # stand in one. ``position``, the schemes of a run, may stand in a part for models (whose
-        # names ``list_runnable`` has), but not in one for schemes.
+        # Options that say for which runs a part is cannot stand in the part itself: ``model`` and
+        # the like (_OUTSIDE) in none, and ``position`` not in one whose title names a scheme. One
+        # for models only may set their schemes.
         misplaced = _OUTSIDE & part.options.keys()
-        if "position" in part.options and not set(part.names) <= set(models.list_runnable()):
+        names_scheme = any(name in SCHEMES for name in part.names)
+        if names_scheme and "position" in part.options:
             misplaced.add("position")
         if misplaced:
             raise UsageError(f"{part.location}: {', '.join(sorted(misplaced))} cannot stand here")
@@ -302,26 +296,29 @@ def select_parts(
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Return the places in a config file where options stand for a position scheme.
+    """Return the places in a config file with options that only runs with a certain scheme read.
 
     ``for: {rope: {rope_base: 100}}`` has options for runs whose ``position`` names the scheme
     ``rope``. Such options are a problem for a search that varies ``position``: its trials have
-    different schemes, but read the same options. So the search refuses a file with such places.
+    different schemes, but are given the same options. So the search refuses a file with such
+    places.
 
     Args:
         content: the mapping in the file.
-        model: name of the model of the search. A part of the file that names it beside a scheme
-            is for all trials, and left out.
+        model: name of the model of the search. Under a title that also names the model, as in
+            ``for: {"PosSASRec, rope": ...}``, options are read by all trials. Such a place is not
+            returned.
         file: path of the file.
 
     Returns:
         Each place, such as ``a.yaml, for rope``.
     """
-    return [
-        part.location
-        for part in _read_parts(content, file)
-        if model not in part.names and set(part.names) & set(SCHEMES)
-    ]
+    places = []
+    for part in _read_parts(content, file):  # ``names`` are the models and schemes of its title
+        names_scheme = any(name in SCHEMES for name in part.names)
+        if names_scheme and model not in part.names:
+            places.append(part.location)
+    return places
 
 
 def list_positions(position: Any, model: str | None) -> list[str]:
