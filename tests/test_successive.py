@@ -100,7 +100,7 @@ def test_histories_hold_everything_before_the_target(experiment, late, model, ma
     """Held-out events included; and mask_history leaves out exactly these items."""
     made, seen = experiment(model, data_path=late, eval_args=GT, mask_history=mask), 0
     log, trainer = made.dataset.log, made.trainer
-    trainer.tot_item_num, trainer.eval_log = made.dataset.item_num, log
+    trainer.tot_item_num, trainer.eval_collector.dataset = made.dataset.item_num, made.dataset
     if model == "Pop":
         trainer.fit(made.loaders["train"], saved=False, verbose=False)
     places = zip(log.users.tolist(), log.items.tolist(), log.times.tolist(), strict=True)

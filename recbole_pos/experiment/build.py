@@ -17,11 +17,7 @@ from recbole_pos.data.identity import require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.recbole_view import RecBoleView, make_views
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.device import (
-    get_memory_limit,
-    is_out_of_memory,
-    require_score_memory,
-)
+from recbole_pos.experiment.device import get_memory_limit, is_out_of_memory, require_score_memory
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
@@ -193,31 +189,40 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
     # ``selected_features`` are attributes to embed; refuse those that the model cannot embed.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
-    # The configuration gives None for an option that no file, call or default has, and notes in
-    # ``asked_for`` that the model has read it.
-    config.asked_for.clear()
+    config.asked_for.clear()  # options without a value that the model reads
     try:
         model = config.model_class(config, train_data)
-        # Training keeps a gradient as large as each weight. The limit is the machine's memory, in
-        # bytes; the MemoryError is caught below, and explained like one of torch.
-        weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        if 2 * weight_bytes > get_memory_limit():
-            raise MemoryError
+        _require_weight_memory(model)
         return model.to(config["device"])
-    except UsageError:
+    except UsageError:  # says already what is wrong
         raise
     except Exception as error:  # a model may raise anything for options it cannot work with
         if locate_in_custom_code(error):  # the place in a file of the user's, None if in none
             raise
         raise _explain_build_error(error, config, dataset) from error
-    finally:
-        # Warn the author of a custom model (MODELS.added) of options in ``asked_for``. Not when an
-        # existing run is loaded, whose configuration is not ``strict``: it has been said before.
-        if config.asked_for and config.strict and config["model"] in MODELS.added:
-            names = ", ".join(sorted(config.asked_for))
-            logging.getLogger(__name__).warning(
-                f"{config['model']} reads {names}, and no default is given for that: it got None"
-            )
+    finally:  # also after an error, which such an option may have caused
+        _warn_of_missing_options(config)
+
+
+def _warn_of_missing_options(config: PosConfig) -> None:
+    """Warn the author of a custom model of options without a value that the model has read.
+
+    For an option that no file, call or default has, the configuration gives None, and adds its name
+    to the set ``asked_for``.
+    """
+    # MODELS.added are the custom models. The configuration of an existing run that is loaded is
+    # not ``strict``; the warning came when that run was trained.
+    if config.asked_for and config.strict and config["model"] in MODELS.added:
+        names = ", ".join(sorted(config.asked_for))
+        text = f"{config['model']} reads {names}, and no default is given for that: it got None"
+        logging.getLogger(__name__).warning(text)
+
+
+def _require_weight_memory(model: Any) -> None:
+    """Raise a MemoryError if the weights of a model, with a gradient of each, exceed the memory."""
+    num_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    if 2 * num_bytes > get_memory_limit():  # a gradient is as large as its weight
+        raise MemoryError
 
 
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:

@@ -184,18 +184,22 @@ class CheckpointWriter:
         self._next_write = 0.0  # time from which there may be another write
 
     def keep(self) -> None:
-        """Write the state after an epoch or, if the last write was just now, copy it to memory."""
+        """Take the state after an epoch, and write it now if a write is due, else later.
+
+        The state stands in ``_unwritten`` until :meth:`flush` has written it, or until that of a
+        later epoch replaces it. A write is due from the time ``_next_write`` on.
+        """
         if self.file is None:
             return
-        self._unwritten = None  # frees the copy of an earlier state before the next one is made
-        # ``capture`` returns the trainer's own tensors. They can be written as they are, if a write
-        # is due (from the time ``_next_write`` on); to be kept for later, they must be copied.
-        state = self._unwritten = self.capture()
+        self._unwritten = None  # frees the memory of an earlier state before the next one is made
+        state = self.capture()
         if time.monotonic() >= self._next_write:
+            self._unwritten = state
             self.flush()
             return
 
-        # Training goes on to change the tensors of the state, except the best weights.
+        # To be written later, the state is copied: its tensors are the trainer's own, which
+        # training goes on to change. Only its best weights are not changed, and need no copy.
         best_weights = state["best_weights"]
         self._unwritten = {
             name: part if part is best_weights else copy_to_cpu(part)
@@ -318,22 +322,10 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
             require_same_data(state, train_data._dataset.identity, file)
         trainer.progress = Progress(**state["progress"])
 
-        # The best weights are loaded only to be checked: the newest ones, loaded last, stay in the
-        # model. Tensors of the file are mapped, so the trainer keeps copies that it can write to.
-        trainer.best_weights = copy_to_cpu(state["best_weights"])
-        if trainer.best_weights is not None:
-            load_weights(trainer.model, trainer.best_weights, file)
-        load_weights(trainer.model, state["weights"], file)
-
-        # Of the optimiser only the moments (such as Adam's means) are from the file; its settings
-        # are those of the options.
-        optimizer = trainer.optimizer
-        moments = copy_to_cpu(state["optimizer"]["state"])
-        _require_moments(optimizer, moments)
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-        trainer.steps = state["steps"]
+        _restore_weights(trainer, state, file)
+        _restore_optimizer(trainer.optimizer, state["optimizer"])
+        trainer.steps = state["steps"]  # number of steps taken so far
         trainer.scaler.load_state_dict(state["scaler"])  # by what losses are multiplied in fp16
-
         set_random_state(state["random"])
         if state["loader"] is not None and train_data is not None:
             train_data.generator.set_state(state["loader"])
@@ -343,21 +335,46 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
 
 
-def _require_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]]) -> None:
-    """Raise a ValueError if moments of an optimiser do not fit the parameters that it trains.
+def _restore_weights(trainer: Any, state: dict[str, Any], file: str | Path) -> None:
+    """Put the newest weights of a checkpoint into the model, and the best ones into the trainer.
 
-    Moments are what an optimiser keeps of each parameter, such as Adam's means.
+    Args:
+        trainer: the PosTrainer.
+        state: the checkpoint. Its ``best_weights`` are None before the first validation.
+        file: its file, for the message of the CheckpointError if weights do not fit the model.
+    """
+    # ``load_weights`` checks weights before it loads them. The best ones are loaded first to be
+    # checked; the newest then replace them in the model. The trainer keeps a copy in memory of the
+    # best weights, since tensors of a checkpoint are read from disk at each use.
+    best_weights = state["best_weights"]
+    if best_weights is not None:
+        load_weights(trainer.model, best_weights, file)
+    trainer.best_weights = copy_to_cpu(best_weights)
+    load_weights(trainer.model, state["weights"], file)
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Put the moments of a checkpoint, such as Adam's means, into an optimiser.
+
+    Its settings, such as the learning rate, stay those of the options.
 
     Args:
         optimizer: the optimiser of the model, with one group of parameters.
-        moments: index of a parameter in that group -> its moments by name, from a checkpoint. A
-            parameter that has had no gradient yet has none.
+        saved: ``state_dict`` of the optimiser in the checkpoint. Its entry ``state`` maps the index
+            of a parameter to its moments by name; a parameter without a gradient so far has none.
+
+    Raises:
+        ValueError: if a moment has another shape or type than its parameter, or is not finite.
     """
+    moments = copy_to_cpu(saved["state"])
     for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
-        # Each moment has the shape of its parameter, except counts of steps, which are scalars.
+        # A moment is like its parameter, except the number of steps, a scalar, which is left out.
         tensors = {name: moment for name, moment in moments.get(index, {}).items() if moment.dim()}
-        if difference := find_difference(tensors, dict.fromkeys(tensors, parameter)):
+        like_parameter = dict.fromkeys(tensors, parameter)
+        # ``find_difference`` compares names, shapes and types, and says in words what differs.
+        if difference := find_difference(tensors, expected=like_parameter):
             raise ValueError(f"optimizer.state.{index}: {difference}")
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
 
 
 def extract_weights(model: Any) -> dict[str, Any]:
@@ -367,10 +384,11 @@ def extract_weights(model: Any) -> dict[str, Any]:
         ``state_dict``, the model's own tensors, which change with it; and ``other``, what models
         of RecBole keep outside of it (``other_parameter``), such as sparse matrices.
     """
-    # Modules among the others have their tensors in state_dict.
+    # Some entries of ``other_parameter`` are modules. They are left out, since ``state_dict`` has
+    # their tensors already. ``to_plain`` turns arrays and sparse matrices into tensors and dicts.
     others = model.other_parameter() or {}
-    plain = {name: value for name, value in others.items() if not isinstance(value, nn.Module)}
-    return {"state_dict": dict(model.state_dict()), "other": to_plain(plain)}
+    no_modules = {name: value for name, value in others.items() if not isinstance(value, nn.Module)}
+    return {"state_dict": dict(model.state_dict()), "other": to_plain(no_modules)}
 
 
 def load_best(
@@ -417,8 +435,9 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        other = from_plain(weights["other"])  # sparse matrices and the like of RecBole's models
-    except Exception as error:  # whatever a value raises that is not what its name says
+        # Sparse matrices and the like, which models of RecBole keep outside of ``state_dict``.
+        other = from_plain(weights["other"])
+    except Exception as error:  # a malformed checkpoint: entries are missing or of other types
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")

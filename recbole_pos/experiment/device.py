@@ -81,12 +81,8 @@ def describe_device(config: Options) -> dict[str, Any]:
     else:
         hardware = {"name": device.type, "processor": _describe_cpu()}
     # ``_PRECISION_WORDS`` has the words for each name of a precision, such as fp32.
-    precision = Precision.from_config(config)
-    return {
-        **hardware,
-        "threads": torch.get_num_threads(),
-        "precision": _PRECISION_WORDS[precision.name],
-    }
+    precision = _PRECISION_WORDS[Precision.from_config(config).name]
+    return {**hardware, "threads": torch.get_num_threads(), "precision": precision}
 
 
 def _describe_cpu() -> str:
@@ -146,12 +142,13 @@ class Precision:
     def autocast(self) -> Iterator[None]:
         """Compute products in half precision, in a ``with`` block, if this is bf16 or fp16.
 
+        Attention is then computed without cuDNN, which is slow where shapes differ between batches.
         Other precisions change nothing here.
         """
         if self.name not in _DTYPES:  # bf16 and fp16 -> their type in torch
             yield
             return
-        # _ATTENTION: torch's kernels of attention but cuDNN's, which plans anew for every shape.
+        # _ATTENTION lists the implementations of attention that torch may choose: all except cuDNN.
         with torch.autocast(self.device, _DTYPES[self.name]), sdpa_kernel(_ATTENTION):
             yield
 

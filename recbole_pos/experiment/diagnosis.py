@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,41 +30,56 @@ def log_notices(model: nn.Module, trains_every_position: bool) -> None:
     """Log warnings about a model before it is trained, in the first process only.
 
     These are the model's own ``notices`` about its data and options, and a warning if custom code
-    looks ahead: if states depend on later interactions, which are what the model is to predict.
+    in it looks ahead, see :func:`_describe_lookahead`.
 
     Args:
         model: the model; nothing of it is changed.
         trains_every_position: whether every position of an input has a target; only then does
             looking ahead matter.
     """
-    if current_shard().rank != 0:
+    if current_shard().rank != 0:  # the rank is the number of the process
         return
     notices = list(getattr(model, "notices", ()))
-    if trains_every_position and isinstance(model, PosRecommender):
-        # A model, or a position scheme (its part that encodes positions), is custom if its class is
-        # not of this package.
-        schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
-        classes = {type(module) for module in (model, *schemes)}
-        custom = sorted(
-            cls.__name__ for cls in classes if not cls.__module__.startswith("recbole_pos.")
-        )
-
-        # A model is not tested if it says itself that it is not causal, or if it reads more of a
-        # batch than items and times.
-        change = 0.0
-        if custom and model.causal and not model.needs_events:
-            with suppress(Exception):  # training will raise the same error, with a better message
-                change = looks_ahead(model)
-        if change > _MIN_CHANGE:  # more than rounding
-            notices.append(
-                f"{', '.join(custom)}: looks ahead. When only later interactions change, the "
-                f"states of earlier ones move by {change:.1g} of their size; trained at every "
-                "position, the model sees what it is to predict. Make it causal "
-                "(docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
-                "see all of a session sets causal = False"
-            )
+    lookahead = _describe_lookahead(model) if trains_every_position else None
+    if lookahead is not None:
+        notices.append(lookahead)
     for notice in notices:
         logging.getLogger(__name__).warning(notice)
+
+
+def _describe_lookahead(model: nn.Module) -> str | None:
+    """Test whether custom code in a model looks ahead, and return a warning if it does.
+
+    A model looks ahead if its state at a position depends on later interactions. These are what it
+    is to predict from that state. Classes of this package are not tested.
+
+    Returns:
+        The warning; None if nothing looks ahead, or the model cannot be tested.
+    """
+    # Custom classes are those of other packages: of the model, or of its position schemes (the
+    # modules that encode positions).
+    schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
+    classes = {type(module) for module in (model, *schemes)}
+    custom = [cls.__name__ for cls in classes if not cls.__module__.startswith("recbole_pos.")]
+
+    # A model is not tested if it says itself that it is not causal, or if it reads the histories
+    # of other users (``needs_events``), which the test does not make.
+    is_testable = isinstance(model, PosRecommender) and model.causal and not model.needs_events
+    if not custom or not is_testable:
+        return None
+    try:
+        change = looks_ahead(model)  # of the states, relative to their size
+    except Exception:  # training will raise the same error, with a better message
+        return None
+    if change > _MIN_CHANGE:  # more than rounding
+        return (
+            f"{', '.join(sorted(custom))}: looks ahead. When only later interactions change, the "
+            f"states of earlier ones move by {change:.1g} of their size; trained at every "
+            "position, the model sees what it is to predict. Make it causal "
+            "(docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
+            "see all of a session sets causal = False"
+        )
+    return None
 
 
 def locate_in_custom_code(error: BaseException) -> str | None:
@@ -182,13 +196,11 @@ class LossWatch:
         # read LATE steps later; on the CPU no loss stays unread.
         num_unread = 0
         copied = None  # the CUDA event after the copy, if the loss is copied
-        if isinstance(loss, Tensor) and loss.device.type != "cpu":
+        if isinstance(loss, Tensor) and loss.is_cuda:
             num_unread = LATE
-            is_cuda = loss.is_cuda
             loss = loss.to("cpu", non_blocking=True)  # into pinned memory
-            if is_cuda:
-                copied = torch.cuda.Event()
-                copied.record()
+            copied = torch.cuda.Event()
+            copied.record()
         self._unread.append((loss, copied, step, num_targets))
         self._read_all_but(num_unread)
 

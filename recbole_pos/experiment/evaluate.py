@@ -130,12 +130,10 @@ def describe_evaluation(
     is_sample = part == "valid" and "valid_users" in split
     if not is_sample:
         facts["repeated_targets"] = split["repeated_targets"].get(part)
-    return {
-        **facts,
-        "split": split["split"],
-        "targets": {"valid": result.valid_targets, "test": result.test_targets}[part],
-        "warnings": list_warnings(split, candidates, result.request_time),
-    }
+    num_targets = {"valid": result.valid_targets, "test": result.test_targets}
+    warnings = list_warnings(split, candidates, result.request_time)
+    more = {"split": split["split"], "targets": num_targets[part], "warnings": warnings}
+    return facts | more
 
 
 def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:
@@ -163,13 +161,13 @@ def _follow_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
         trained: configuration of the run that has kept the ranks.
         config: configuration with the requested metrics, cutoffs and masking of seen items.
     """
-    # A metric of ranks, such as NDCG, needs nothing but the hits among the best items, which
-    # RecBole calls TOPK. ``metric_information`` is RecBole's table of what each metric needs.
+    # RecBole's table ``metric_information`` lists for each metric the data that it needs. For a
+    # metric of ranks, such as NDCG, the list is [TOPK]: where the target is among the best items.
     metrics = [str(name).lower() for name in config["metrics"]]
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
 
-    # A cutoff must not be larger than the number of items. Those of the run are known not to be;
-    # to check a larger one, the dataset must be read.
+    # A cutoff may be at most the number of items, which is not known here. The cutoffs of the run
+    # were checked when it was trained, so a cutoff up to the largest of them is allowed.
     has_checked_cutoffs = max(config["topk"]) <= max(trained["topk"])
     ranks_same_items = masks_history(trained) == masks_history(config)
     return has_rank_metrics and has_checked_cutoffs and ranks_same_items

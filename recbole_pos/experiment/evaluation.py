@@ -49,14 +49,12 @@ class EvaluatingTrainer(Trainer):
         reporter: reporter of the run; a new one for each evaluation if None.
         best_weights: the weights to evaluate with, if they are in memory.
         loaded_from: of a loaded model, the checkpoint that has them.
-        eval_log: all interactions, among which are the targets of the current evaluation.
         task: progress of the current evaluation.
     """
 
     reporter: Reporter | None
     best_weights: dict[str, Any] | None
     loaded_from: Path | None = None
-    eval_log: Any
     task = Task("evaluation")
 
     def evaluate(
@@ -82,22 +80,20 @@ class EvaluatingTrainer(Trainer):
         if load_best_model:
             self._load_best_weights(model_file)
 
-        # What the methods that RecBole's loop calls need to know of this evaluation: the dataset of
-        # the phase and, in the test only, that the rank of every target is asked for.
+        # The collector, which RecBole's loop over batches calls, collects what metrics need. In the
+        # test, the last phase, it also collects the rank of every target for the run folder.
         dataset = eval_data._dataset
-        self.eval_log = dataset.log
         self.eval_collector.dataset = dataset
         self.eval_collector.keeps_ranks = dataset.phase == PHASES[-1]
 
-        # A model of this package computes its item vectors once for all batches (shared_items).
+        # Within ``shared_items``, a model of this package computes its item vectors only once, and
+        # not for each batch.
         is_native = isinstance(self.model, PosRecommender)
+        shared_items = self.model.shared_items() if is_native else nullcontext()
         reporter = self.reporter or Reporter(show_progress)
-        title = f"evaluation ({dataset.phase})"
-        with (
-            torch.inference_mode(),
-            self.model.shared_items() if is_native else nullcontext(),
-            reporter.task(title, len(eval_data), show_progress) as self.task,
-        ):
+        task = reporter.task(f"evaluation ({dataset.phase})", len(eval_data), show_progress)
+        # ``self.task`` is the progress bar, which each batch advances.
+        with torch.inference_mode(), shared_items, task as self.task:
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
 
@@ -147,32 +143,52 @@ class EvaluatingTrainer(Trainer):
         self.task.advance()  # the progress bar
         interaction, _, target_rows, target_items = batched_data
 
-        # Seen items are not ranked if the configuration says so. They are found by the target of
-        # each row, which TARGET_EVENT names by its index in ``eval_log``, all interactions. Pair i
-        # excludes the item ``excluded[1][i]`` in the row ``excluded[0][i]``.
-        excluded: tuple[Tensor, Tensor] | None = None
-        if masks_history(self.config):
-            target_events, repeats = interaction[TARGET_EVENT], self.config["repeated_targets"]
-            excluded = find_excluded_items(self.eval_log, target_events, target_items, repeats)
-
-        # First way, for a large catalogue: a few items at a time, later, when they are asked for.
-        if self.part_size:
+        excluded = self._find_excluded(interaction, target_items)
+        if self.part_size:  # a large catalogue: scores are computed later, part by part
             row_scores = self._make_row_scores(interaction, excluded)
             return interaction, row_scores, target_rows, target_items
-
-        # Second way: all items at once. ``tot_item_num`` is RecBole's name for the number of items,
-        # padding included; ``require_scores`` refuses a matrix of another shape. Third way, for a
-        # model that can only score given pairs of a row and an item: RecBole's method, which asks
-        # it for all pairs, and takes the excluded ones in the same place of its argument.
         try:
-            found = self.model.full_sort_predict(interaction.to(self.device))
+            scores = self._score_all_items(interaction, excluded)
         except NotImplementedError:
+            # The model can only score given pairs of a row and an item. RecBole's method asks it
+            # for every pair. It reads what is excluded from the second of the four values.
             return super()._full_sort_batch_eval((interaction, excluded, target_rows, target_items))
+        return interaction, scores, target_rows, target_items
+
+    def _find_excluded(self, interaction: Any, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return which items are not ranked in a batch, since the user has seen them.
+
+        Args:
+            interaction: the examples, an Interaction of b rows. Its column TARGET_EVENT says which
+                of all interactions is the target of a row; earlier ones of the user are seen.
+            targets: [b] item of each target.
+
+        Returns:
+            Rows [p] and items [p] of p pairs; None if the run does not exclude seen items.
+        """
+        if not masks_history(self.config):
+            return None
+        log = self.eval_collector.dataset.log  # all interactions
+        repeats = self.config["repeated_targets"]
+        return find_excluded_items(log, interaction[TARGET_EVENT], targets, repeats)
+
+    def _score_all_items(self, interaction: Any, excluded: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return the scores [b, items] of a batch, -inf for items that are not ranked.
+
+        Args:
+            interaction: the examples, an Interaction of b rows.
+            excluded: rows [p] and items [p] of p pairs that are not ranked; None for none.
+
+        Raises:
+            NotImplementedError: by a model that can only score given pairs of a row and an item.
+        """
+        found = self.model.full_sort_predict(interaction.to(self.device))
+        # ``tot_item_num`` is RecBole's name for the number of items, padding included.
         scores = catalogue.require_scores(found, len(interaction), self.tot_item_num, self.model)
         scores[:, 0] = -torch.inf  # padding is no item
         if excluded is not None:
             scores[excluded] = -torch.inf
-        return interaction, scores, target_rows, target_items
+        return scores
 
     def _make_row_scores(
         self, interaction: Any, excluded: tuple[Tensor, Tensor] | None
@@ -261,13 +277,15 @@ class TargetCollector(Collector):
         Args:
             config: configuration of the run, with its metrics.
         """
-        super().__init__(config)  # makes ``register``, RecBole's list of what the metrics need
+        # RecBole's ``register`` has an attribute for each kind of data, named TOPK and so on: True
+        # if a metric needs it. ``register.need(name)`` returns that attribute.
+        super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)
 
-        # ``register.need(name)`` reads the attribute of this name. Set to False, it keeps RecBole's
-        # collector from collecting TOPK and ITEMS a second time. It does not know RANK.
+        # RecBole's collector must not collect TOPK and ITEMS as well, so the register says from now
+        # on that no metric needs them. RecBole has no RANK.
         setattr(self.register, TOPK, False)
         setattr(self.register, ITEMS, False)
 
@@ -275,10 +293,7 @@ class TargetCollector(Collector):
         # metric needs them (in the test), and the dataset of the phase.
         self.keeps_ranks = False
         self.dataset: Any = None
-
-        # What the last evaluation has collected, which ``get_data_struct`` keeps for
-        # ``collect_test_ranks``.
-        self.last: Any = None
+        self.last: Any = None  # what the last evaluation has collected
 
     @property
     def takes_parts(self) -> bool:
@@ -296,9 +311,13 @@ class TargetCollector(Collector):
     ) -> None:
         """Collect what metrics need of a batch: hits among the best items, and ranks of targets.
 
-        They are appended to RecBole's ``data_struct`` under the names TOPK (hits), ITEMS (the best
-        items), RANK, and EVENT (which interactions the targets are). ``needs_topk``,
-        ``needs_items`` and ``needs_ranks`` say which of these the metrics need.
+        They are appended to RecBole's store ``data_struct`` under these names:
+
+        - TOPK and ITEMS, the hits and the best items, if a metric needs them (``needs_topk``,
+          ``needs_items``);
+        - RANK and EVENT, the ranks and which interactions the targets are, if a metric needs ranks
+          (``needs_ranks``), and always in the test (``keeps_ranks``), which writes them to a file;
+        - other data of RecBole's metrics, such as the mean rank, which RecBole's method appends.
 
         Args:
             scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores, which
@@ -307,19 +326,18 @@ class TargetCollector(Collector):
             positive_u: [rows] number of the row of each target, in ascending order.
             positive_i: [rows] item of each target.
         """
-        # From a matrix of scores, RecBole's method collects what its other metrics need.
-        scores = scores_tensor
-        if not isinstance(scores, RowScores):
-            super().eval_batch_collect(scores, interaction, positive_u, positive_i)
-            scores = RowScores.from_matrix(scores)
+        # RecBole's method appends the other data, which need a matrix: scores are RowScores only
+        # if no metric needs these data. It leaves TOPK and ITEMS to this method.
+        if isinstance(scores_tensor, RowScores):
+            scores = scores_tensor
+        else:
+            super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
+            scores = RowScores.from_matrix(scores_tensor)
 
         targets = positive_i.to(scores.items.device)
         if self.needs_topk or self.needs_items:
             self._collect_best(scores, targets)
-
-        # The rank of each target, and where the target stands in the dataset's interactions. The
-        # test also keeps ranks that no metric needs (``keeps_ranks``).
-        if self.keeps_ranks or self.needs_ranks:
+        if self.needs_ranks or self.keeps_ranks:
             self.data_struct.update_tensor(RANK, scores.rank(targets))
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
@@ -357,17 +375,15 @@ class TargetCollector(Collector):
             A copy of ``data_struct``, RecBole's store of data by name. If several processes
             evaluate, it has the rows of all of them.
         """
-        # RecBole's method returns a copy of ``data_struct``, and then deletes the data from it
-        # whose names it knows. RANK (ranks of the targets) and EVENT (which interactions they are)
-        # are names of this package, so they are deleted here. ``last`` keeps the copy for
-        # ``collect_test_ranks``.
-        collected = self.last = super().get_data_struct()
+        # RecBole's method copies the store and empties it, except of data that RecBole does not
+        # have: RANK (ranks of the targets) and EVENT (which interactions they are).
+        collected = super().get_data_struct()
         for name in (RANK, EVENT):
             if name in self.data_struct:
                 del self.data_struct[name]
 
-        # Each of several processes has evaluated some of the targets. Join their rows, of all data
-        # that have a row for each target (_ROWS). ``collected`` is changed, and so is ``last``.
+        # Each of several processes has evaluated some of the targets. Join the rows of all of them.
+        # _ROWS names the data that have a row for each target.
         if not current_shard().is_alone:
             own_rows = {name: collected.get(name) for name in _ROWS if name in collected}
             for name, rows in gather_rows(own_rows).items():
@@ -376,6 +392,7 @@ class TargetCollector(Collector):
         # Metrics of the user's (those that need ranks) may read attributes of items.
         if self.needs_ranks:
             collected.set(DATASET, self.dataset)
+        self.last = collected  # ``collect_test_ranks`` reads it
         return collected
 
 

@@ -275,11 +275,12 @@ def finds_dataset(path: str | Path) -> bool:
 def _has_dataset(config: PosConfig) -> bool:
     """Return whether there are files of interactions for a configuration.
 
-    ``data_path`` is the folder of the dataset itself here, and a file is called as
-    ``ml-100k.inter``, ``ml-100k.train.inter`` or ``ml-100k.inter.parquet``.
+    The dataset ml-100k has them in one file, ``ml-100k.inter``, or in one for each part of the
+    split, such as ``ml-100k.train.inter``; a file of parquet ends in ``.inter.parquet``.
     """
-    name = glob.escape(config["dataset"])
-    return any(Path(config["data_path"]).glob(f"{name}.*inter*"))
+    # RecBole has appended the dataset's name to ``data_path``, which is the folder of the files.
+    folder, name = Path(config["data_path"]), glob.escape(config["dataset"])
+    return any(folder.glob(f"{name}.inter*")) or any(folder.glob(f"{name}.*.inter*"))
 
 
 def _require_dataset(config: PosConfig) -> None:
@@ -322,28 +323,26 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
 
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
-    """Load the configuration of an existing run.
+    """Load the configuration of an existing run, from config.yaml in its folder.
 
-    Only the option ``item_vectors``, a file with content vectors of items, may differ from that in
-    the run's config.yaml, which names the user's file.
+    The option ``item_vectors``, a file with content vectors of items, is replaced if the run has
+    finished an epoch. Then the user's file is not needed any more: the run has a copy in its
+    folder, or needs no vectors since they are part of its weights.
 
     Args:
         folder: folder of the run.
-        config_dict: options that win over those of the run.
+        config_dict: other options, which win over those of the run.
 
     Returns:
         The configuration.
     """
     plain = folder.read_config()  # option -> value
     options = dict(config_dict or {})
-
-    # A run keeps a copy of the content vectors in its folder (``folder.vectors``) from its first
-    # epoch on, and reads that copy. It needs no vectors at all if they were only the initial values
-    # of the item embeddings (``init``), since its weights have these. A run that has only begun has
-    # neither copy nor weights, and reads the user's file.
     if plain.get("item_vectors") and not folder.is_only_begun:
-        is_in_weights = plain.get("item_vectors_use") == "init"
-        options["item_vectors"] = None if is_in_weights else str(folder.vectors)
+        if plain.get("item_vectors_use") == "init":  # the weights of items began as these vectors
+            options["item_vectors"] = None
+        else:
+            options["item_vectors"] = str(folder.vectors)  # the copy
     return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)
 
 
@@ -391,10 +390,11 @@ def attach(
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
-    # Add the schemes to those of the run; ``nope`` stands for none. A run that was an update itself
-    # is not updated again: its weights include that update.
+    # ``decided`` are the options that follow from this call. They win over those of the trained
+    # run, and the user may not give them. The last two are reset: if the trained run was itself
+    # made by ``update``, its configuration has them, but its weights need no second update.
     added = as_list(schemes)
-    present = [name for name in as_list(config["position"]) if name != "nope"]
+    present = [name for name in as_list(config["position"]) if name != "nope"]  # nope: no scheme
     decided = {
         "position": [*present, *added],
         "train_only": added,
@@ -444,7 +444,9 @@ def update(
     options = {"epochs": 5, "new_items": None, **(config_dict or {})}
     if new_items is not None:
         options["new_items"] = new_items
-    # A run that was itself made by ``attach`` does not start from its own source again.
+    # ``decided`` are the options that follow from this call. They win over those of the trained
+    # run, and the user may not give them. The first two are reset: a trained run that was itself
+    # made by ``attach`` has them, but the new run starts from its weights, and trains all of them.
     decided = {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
     return _run_from(source, options, decided, run_dir, settings, keywords)
 
@@ -476,7 +478,5 @@ def _run_from(
     # ``attach`` and ``update`` take fewer arguments than ``run`` (only what is printed, and the
     # folder); the others keep their defaults.
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
-    files = [str(source.config)]
-    return run(
-        config_file_list=files, config_dict={**options, **decided}, run_dir=run_dir, settings=args
-    )
+    options = {**options, **decided}
+    return run(None, None, [str(source.config)], options, run_dir, settings=args)

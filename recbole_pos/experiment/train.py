@@ -191,15 +191,14 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         experiment: the model with its data.
         folder: folder of the run.
     """
-    # The configuration. Its option ``item_vectors`` is a file with content vectors of items. In
-    # the configuration of a resumed run it is the copy in the run's own folder, or None. The file
-    # config.yaml still has the path of the user's file, and shall keep it: a run that repeats or
-    # updates this one reads that file.
+    # In config.yaml, ``item_vectors`` is the user's file of content vectors, which a later run that
+    # repeats or updates this one reads. A resumed run has its own copy of the vectors in this
+    # option, so the path is taken from the config.yaml that is there.
     dataset, plain = experiment.dataset, experiment.config.plain
-    if folder.checkpoint.is_file():  # it is resumed
+    is_resumed = folder.checkpoint.is_file()
+    if is_resumed:
         plain["item_vectors"] = folder.read_config().get("item_vectors")
     folder.write_config(plain)
-
     folder.write_vocabulary(Vocabulary.from_dataset(dataset), experiment.config)
 
     # The content vectors, of a model that reads them.

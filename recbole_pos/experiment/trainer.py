@@ -57,10 +57,7 @@ def _without_dynamo(optimizer: type[torch.optim.Adam]) -> type[torch.optim.Adam]
     return type(optimizer.__name__, (optimizer,), methods)
 
 
-_FUSED = {
-    "adam": _without_dynamo(torch.optim.Adam),
-    "adamw": _without_dynamo(torch.optim.AdamW),
-}
+_FUSED = {"adam": _without_dynamo(torch.optim.Adam), "adamw": _without_dynamo(torch.optim.AdamW)}
 
 
 class PosTrainer(EvaluatingTrainer):
@@ -102,9 +99,44 @@ class PosTrainer(EvaluatingTrainer):
         # Trainer.__init__, which is not called, would open a tensorboard writer in the working
         # directory.
         AbstractTrainer.__init__(self, config, model)
+        self._set_recbole_attributes(config, model)
 
-        # Options, and what RecBole's methods read: the logger, the device, ``gpu_available``,
-        # ``test_batch_size``, ``wandblogger``, and two that its ``evaluate`` sets.
+        # How a step is computed. ``adapter`` knows which batches the model reads, and its loss of
+        # a batch. ``shard`` is the part of a batch that this process computes; several processes
+        # sum their gradients by ``shared_loss``, which the first epoch makes.
+        self.precision = Precision.from_config(config)
+        self.scaler = self.precision.make_scaler()  # of losses, in fp16
+        self.adapter = make_adapter(config, model)
+        self.shard = distributed.current_shard()
+        self.shared_loss: distributed.SharedLoss | None = None
+        if not self.shard.is_alone:
+            _require_shareable(config, model)
+            # A loss that compares the targets of a batch needs those of all processes.
+            if getattr(model, "targets_meet", False):
+                global_loss = distributed.compute_global_loss
+                model.loss = functools.partial(global_loss, model.loss, self.shard)
+        self.optimizer: Any = self._build_optimizer()
+        # Within an epoch, the gradient of a large item table, which is kept from step to step.
+        self.kept_gradient: KeptGradient | None = None
+
+        # How far the training is. ``identity`` are digests (hashes) of the training data, set by
+        # ``fit``. A checkpoint has them, so that it is not resumed on other data.
+        self.steps = 0  # taken so far, in all epochs
+        self.progress = Progress()
+        self.best_weights: dict[str, Any] | None = None
+        self.identity: dict[str, Any] = {"data": None, "fields": {}}
+
+        # Where the state is written, and who hears of it. Without a run folder, the checkpoint is
+        # the file that RecBole would write. Until ``fit`` there is no file, so nothing is written.
+        self.run: RunFolder | None = None
+        file = f"{config['model']}-{get_local_time()}.pth"
+        self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
+        self.writer = CheckpointWriter(file=None, capture=dict)
+        self.reporter: Reporter | None = None
+        self.callbacks: Sequence[Callback] = ()
+
+    def _set_recbole_attributes(self, config: Options, model: Any) -> None:
+        """Set the attributes that RecBole's methods read; most are options of the configuration."""
         self.logger = getLogger()
         self.device = config["device"]
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
@@ -115,41 +147,12 @@ class PosTrainer(EvaluatingTrainer):
         # RecBole's traditional models, such as EASE, are computed in a single epoch.
         self.epochs = 1 if model.type == ModelType.TRADITIONAL else config["epochs"]
         self.eval_step = min(config["eval_step"], self.epochs)
-        self.stopping_step = config["stopping_step"]
         self.valid_metric = config["valid_metric"].lower()
-        self.valid_metric_bigger = config["valid_metric_bigger"]
         self.test_batch_size = config["eval_batch_size"]
         self.eval_collector = TargetCollector(config)
         self.evaluator = Evaluator(config)
         self.wandblogger = WandbLogger(config)
-        self.item_tensor = self.tot_item_num = None
-
-        # How a step is computed. A loss that compares the targets of a batch (``targets_meet``)
-        # needs those of all processes, which a global loss gathers.
-        self.precision = Precision.from_config(config)
-        self.scaler = self.precision.make_scaler()
-        self.adapter = make_adapter(config, model)
-        self.shard = distributed.current_shard()
-        self.shared_loss: distributed.SharedLoss | None = None
-        if not self.shard.is_alone:
-            _require_shareable(config, model)
-            if getattr(model, "targets_meet", False):
-                global_loss = distributed.compute_global_loss
-                model.loss = functools.partial(global_loss, model.loss, self.shard)
-        self.optimizer: Any = self._build_optimizer()
-        self.kept_gradient: KeptGradient | None = None
-        self.steps = 0
-
-        # The state of the training, and where it is written and reported.
-        self.progress = Progress()
-        self.best_weights: dict[str, Any] | None = None
-        self.identity: dict[str, Any] = {"data": None, "fields": {}}
-        self.run: RunFolder | None = None
-        file = f"{config['model']}-{get_local_time()}.pth"
-        self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
-        self.writer = CheckpointWriter(None, dict)  # which writes nothing; replaced by ``fit``
-        self.reporter: Reporter | None = None
-        self.callbacks: Sequence[Callback] = ()
+        self.item_tensor = self.tot_item_num = None  # RecBole's ``evaluate`` sets them
 
     @property
     def is_finished(self) -> bool:
@@ -302,26 +305,16 @@ class PosTrainer(EvaluatingTrainer):
         """
         started = time.perf_counter()
         self.model.train()
-
-        # The schedules cosine and linear need the number of steps of all epochs. Epochs may differ
-        # in their number of batches: that of the first one counts, also if a run is resumed.
-        num_steps = 0
-        if self.config["lr_scheduler"] in PER_STEP:
-            train_data.set_epoch(0)
-            num_steps = self.epochs * len(train_data)
-        train_data.set_epoch(epoch_idx)
-
-        # The adapter knows the model's loss for batches of rows or packed ones (of histories). Of
-        # several processes each computes a part of it. SharedLoss sums the gradients; it is made
-        # once, as it wraps the model.
+        num_steps = self._count_all_steps(train_data)
+        train_data.set_epoch(epoch_idx)  # which decides the order of batches
+        # ``choose_loss`` returns the model's loss of a batch of rows or, packed, of histories.
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             self._seed_process(epoch_idx)
-            if self.shared_loss is None:
-                self.shared_loss = distributed.SharedLoss(self.model, loss_func)
-            loss_func = self.shared_loss
+            loss_func = self._share_loss(loss_func)
 
-        # All steps. The watch adds up their losses, and stops at one that is not finite.
+        # All steps. A GPU rounds products as the precision says. The gradient of a large item table
+        # is kept between steps. The watch adds up the losses, and stops at one that is not finite.
         watch = LossWatch(epoch_idx, self.learning_rate)
         reporter = self.reporter or Reporter(enabled=False)
         title = f"epoch {epoch_idx}/{self.epochs}"
@@ -354,6 +347,26 @@ class PosTrainer(EvaluatingTrainer):
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
+
+    def _count_all_steps(self, train_data: Any) -> int:
+        """Return the number of steps of all epochs, which the schedules cosine and linear need.
+
+        Epochs may differ in their number of batches. Each counts here as the first one, so that a
+        resumed run gets the same number. The return value is 0 for other schedules.
+        """
+        if self.config["lr_scheduler"] not in PER_STEP:
+            return 0
+        train_data.set_epoch(0)
+        return self.epochs * len(train_data)
+
+    def _share_loss(self, loss_func: Any) -> distributed.SharedLoss:
+        """Return a loss of this process's part of a batch, whose gradient is summed over processes.
+
+        It wraps the model, so it is made only once.
+        """
+        if self.shared_loss is None:
+            self.shared_loss = distributed.SharedLoss(self.model, loss_func)
+        return self.shared_loss
 
     def _seed_process(self, epoch: int) -> None:
         """Seed the random numbers of one of several processes for an epoch.
@@ -431,20 +444,21 @@ class PosTrainer(EvaluatingTrainer):
     def _watch_loss(self, loss: Any, num_targets: int, watch: LossWatch, step: int) -> None:
         """Add the loss of a step to those of the epoch, and keep a bad one out of the weights.
 
+        The watch raises an error if the loss is not finite: of a number at once, of a loss on the
+        GPU some steps later, so that the CPU does not wait. Until then, a fused optimiser skips the
+        steps for which its ``found_inf`` is 1.
+
         Args:
             loss: the mean over the targets of the batch, a scalar.
             num_targets: number of these targets.
-            watch: raises an error if the loss is not finite: of a loss on the CPU at once, of one
-                on a GPU some steps later, since reading it now would wait for the GPU.
-            step: number of the step in its epoch, for that error.
+            watch: adds up the losses of the epoch.
+            step: number of the step in its epoch, for the error.
         """
-        # On a GPU the steps until then must not spoil the weights: a fused optimiser skips a step
-        # for which ``found_inf`` is 1.
         if self.optimizer.defaults.get("fused") and loss.device.type != "cpu":
             self.optimizer.found_inf = (~loss.isfinite()).any().float()
+            watch.add(loss, step, num_targets)
         else:
-            loss = float(loss)  # waits for the loss
-        watch.add(loss, step, num_targets)
+            watch.add(float(loss), step, num_targets)  # waits for the loss
 
     def keep_item_gradient(self) -> AbstractContextManager[KeptGradient | None]:
         """Keep the gradient of a large item table between steps, in a ``with`` block.
@@ -494,15 +508,15 @@ class PosTrainer(EvaluatingTrainer):
 
         # Early stopping: RecBole counts the validations without gain, and stops when they are more
         # than ``stopping_step``. Before the first there is no best score, so any is better.
-        best_score = progress.best_score
+        best_score, is_higher_better = progress.best_score, self.config["valid_metric_bigger"]
         if best_score is None:
-            best_score = -math.inf if self.valid_metric_bigger else math.inf
+            best_score = -math.inf if is_higher_better else math.inf
         outcome = early_stopping(
             score,
             best_score,
             cur_step=progress.steps_without_gain,
-            max_step=self.stopping_step,
-            bigger=self.valid_metric_bigger,
+            max_step=self.config["stopping_step"],
+            bigger=is_higher_better,
         )
         progress.best_score, progress.steps_without_gain, progress.stopped, has_improved = outcome
 

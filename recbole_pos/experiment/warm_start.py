@@ -115,9 +115,8 @@ def _load_init_weights(
     # a module of such a scheme. SCHEMES has the class of each scheme by name.
     present = scheme_names(earlier["position"])
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
-    added_modules = tuple(
-        f"{name}." for name, module in model.named_modules() if type(module) in added
-    )
+    modules = model.named_modules()
+    added_modules = tuple(f"{name}." for name, module in modules if type(module) in added)
     expected = {
         name: tensor
         for name, tensor in model.state_dict().items()
@@ -149,11 +148,11 @@ def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
-    """Refuse an earlier run in which the same weights would compute something else.
+    """Refuse an earlier run whose weights would mean something else in this run.
 
-    Its dataset, the options that shape the model, and its position schemes must be those of this
-    run, which may have more schemes. Only models of the plugin declare which options shape them, so
-    runs of other models are refused.
+    Both runs must have the same dataset and the same options that shape the model. This run must
+    have the position schemes of the earlier one, and may have more. Only models of the plugin
+    declare which options shape them, so runs of other models are refused.
 
     Args:
         earlier: options of the earlier run.
@@ -173,18 +172,27 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     if missing:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
 
-    # The options that must be equal: some that shape all models (SIDE_FEATURES name the attributes
-    # of items, users and interactions that a model embeds), those of this model that are not of
-    # training (role MODEL), and those of its schemes.
-    common = ["dataset", "MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES]
+    names = _list_shaping_options(model, present)
     if option == "update_from":
-        common.append("model")
-    of_model = [name for name in own_defaults(model) if find_option(name).role == MODEL]
-    of_schemes = [name for scheme in present for name in SCHEMES.defaults(scheme)]
-    for name in dict.fromkeys([*common, *of_model, *of_schemes]):
+        names.append("model")
+    for name in names:
         if earlier.get(name) != config[name]:
             problem = f"{option}: its run was trained with {name}: {earlier.get(name)}"
             raise UsageError(f"{problem}, this run has {config[name]}")
+
+
+def _list_shaping_options(model: str, schemes: list[str]) -> list[str]:
+    """Return the names of the options that decide what the weights of a model mean.
+
+    Args:
+        model: name of the model. Its options of training, such as a loss, are not among them.
+        schemes: names of its position schemes, whose options are.
+    """
+    # SIDE_FEATURES name the attributes of items, users and interactions that a model embeds.
+    common = ["dataset", "MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES]
+    of_model = [name for name in own_defaults(model) if find_option(name).role == MODEL]
+    of_schemes = [name for scheme in schemes for name in SCHEMES.defaults(scheme)]
+    return list(dict.fromkeys([*common, *of_model, *of_schemes]))  # each name once
 
 
 # --- data that have grown ---
@@ -235,9 +243,8 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     num_known = len(vocabulary.tokens[config["ITEM_ID_FIELD"]])
     num_new = dataset.item_num - num_known
     if num_new > 0:
-        model.notices.append(
-            f"update_from: new items since {source.path.name} was trained: {num_new:,}"
-        )
+        notice = f"update_from: new items since {source.path.name} was trained: {num_new:,}"
+        model.notices.append(notice)
     if config["new_items"] is not None:
         # ``has_ids`` is false for a table in which an item has no trained vector of its own, only
         # one computed from its content.
