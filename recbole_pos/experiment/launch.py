@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from recbole_pos import errors
@@ -92,18 +92,17 @@ def run_in_parallel(
         PosError: the error of a process, or a TrainingError after too many restarts.
         Interrupted: at Ctrl-C, when all processes have ended and an epoch was kept.
     """
-    folder = RunFolder(
-        args.resume or run_dir or find_unused_path(config["dataset"], config["model"])
-    )
+    new_path = run_dir or find_unused_path(config["dataset"], config["model"])
+    folder = RunFolder(args.resume or new_path)
     new_run_dir = None if args.resume else folder.path
     gpus = list_gpus(config, args.nproc)
     classes = pack(config["model"])  # of models and schemes that users have registered
 
-    # Start the processes and wait. Of their errors, ours come by a file, and others (a process that
-    # was killed, or could not begin) as the failure that torch's launcher reports.
+    # Start the processes and wait for their end. An error of our code is in ``error_file``. Where
+    # there is none, a process was killed or could not begin: ``failure``, from torch's launcher.
+    failure = None
     with tempfile.TemporaryDirectory() as work:
         error_file = Path(work, "error")
-        failure = None
         try:
             results = _launch(work, args, config.plain, new_run_dir, gpus, classes, error_file)
         except KeyboardInterrupt:
@@ -112,28 +111,39 @@ def run_in_parallel(
             raise  # no epoch was kept, so there is nothing to resume
         except ChildFailedError as failed:
             _, failure = failed.get_first_failure()
-        finally:
-            # torch's store is part of a reference cycle. A process forked while it lives would hang
-            # at its end.
-            gc.collect()
-
+        gc.collect()  # frees torch's store; a process forked while that lives would hang at its end
         if error_file.is_file():
-            name, _, text = error_file.read_text("utf-8").partition(": ")
-            for kind in (UsageError, errors.CheckpointError, errors.StorageError, TrainingError):
-                if kind.__name__ == name:
-                    raise kind(text)
-            raise TrainingError(f"{name}: {text}")
-
+            raise _read_error(error_file)
     if failure is not None:
-        # A signal ends a process with a negative code. A positive one without an error in the file
-        # is that of a process that failed before it reached our code.
-        reason = failure.message
-        if failure.exitcode > 0:
-            guard = '`if __name__ == "__main__":`'
-            reason = f"it could not begin; in a script recbole_pos.run must stand under {guard}"
-        problem = f"a process of the run was lost after {args.max_restarts} restarts"
-        raise TrainingError(f"{problem}: {reason}")
+        raise _explain_failure(failure, args.max_restarts)
     return results[0]  # of the process of rank 0; the others have none
+
+
+def _read_error(file: Path) -> errors.PosError:
+    """Return the error that a process has written into a file, as ``UsageError: its message``.
+
+    One that is not of this package becomes a TrainingError with its name in the message.
+    """
+    name, _, text = file.read_text("utf-8").partition(": ")
+    kinds = UsageError, errors.CheckpointError, errors.StorageError, TrainingError
+    kind = next((kind for kind in kinds if kind.__name__ == name), None)
+    return kind(text) if kind else TrainingError(f"{name}: {text}")
+
+
+def _explain_failure(failure: ProcessFailure, max_restarts: int) -> TrainingError:
+    """Return the error for a process that was lost without an error of our code.
+
+    Args:
+        failure: what torch's launcher reports of the process.
+        max_restarts: how often the processes had been started again before.
+    """
+    # The exit code of a process that a signal has ended is negative. A positive one is of a process
+    # that failed before it reached our code.
+    guard = '`if __name__ == "__main__":`'
+    reason = f"it could not begin; in a script recbole_pos.run must stand under {guard}"
+    if failure.exitcode < 0:
+        reason = failure.message
+    return TrainingError(f"a process of the run was lost after {max_restarts} restarts: {reason}")
 
 
 def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, Result | None]:
@@ -170,23 +180,28 @@ def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, R
         logs_specs=DefaultLogsSpecs(log_dir=log_folder),
         max_restarts=args.max_restarts,
     )
-    # A signal that stops the run, such as Ctrl-C, comes to this process. What it does depends on
-    # the handlers of signals, which change three times:
-    # 1. ``handle_signals`` sets ``default_int_handler``, which raises a KeyboardInterrupt.
-    # 2. torch's launcher soon sets its own. They end the other processes and raise a
-    #    SignalException. It does not put the former handlers back.
-    # 3. ``handle_signals`` does so when its block ends.
     # ``keep_working_directory_out``: the new processes import nothing from the working directory.
+    with keep_working_directory_out(), _signals_as_without_torch():
+        return elastic_launch(config, _run_process)(args, *more_args)
+
+
+@contextmanager
+def _signals_as_without_torch() -> Iterator[None]:
+    """Let a signal that stops torch's launcher, in a ``with`` block, act as it would without torch.
+
+    Ctrl-C raises a KeyboardInterrupt. SIGTERM, for example, ends this process, but only after the
+    launcher has ended the processes that it has started.
+    """
+    # Until the launcher sets handlers of its own, a signal raises a KeyboardInterrupt
+    # (``default_int_handler``). The launcher's handlers end its processes and raise a
+    # SignalException. ``handle_signals`` puts the handlers from before the block back at its end.
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
-        with keep_working_directory_out(), handle_signals(signal.default_int_handler, *stops):
-            return elastic_launch(config, _run_process)(args, *more_args)
+        with handle_signals(signal.default_int_handler, *stops):
+            yield
     except SignalException as stop:
-        # The other processes have ended, and this process has its former handlers again. So it gets
-        # the same signal once more, and does what it would do without torch: SIGTERM, for example,
-        # ends it here. If it ignores the signal, the KeyboardInterrupt says that the run stopped.
-        signal.raise_signal(stop.sigval)
-        raise KeyboardInterrupt from None
+        signal.raise_signal(stop.sigval)  # the same signal again, now to the handlers from before
+        raise KeyboardInterrupt from None  # if they ignore it: the run has stopped all the same
 
 
 def _run_process(
@@ -264,27 +279,44 @@ def run_as_rank(
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, count_cores() // len(gpus)))  # the processes share the cores
 
-    # The folder to resume from: the one that the user names; after a restart, that of this run, if
-    # an epoch was kept. None for a run that begins.
-    num_restarts = _count_restarts()
-    resumed_folder = None
-    if args.resume is not None:
-        resumed_folder = RunFolder(args.resume)
-    elif run_dir and num_restarts and RunFolder(run_dir).checkpoint.is_file():
-        resumed_folder = RunFolder(run_dir)
-
+    resumed_folder = _find_resumed_folder(args, run_dir)
     with _process_group("nccl" if gpu else "gloo") as rank:
+        num_restarts = _count_restarts()
         if rank == 0 and num_restarts:
-            logging.getLogger(__name__).warning(
-                f"a process was lost; all resume from the last epoch (restart {num_restarts})"
-            )
-        # ``gpu`` is the only one that this process sees. ``strict`` would refuse options without
-        # effect; they were checked when the run began.
-        config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
-        config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
+            text = f"a process was lost; all resume from the last epoch (restart {num_restarts})"
+            logging.getLogger(__name__).warning(text)
         is_first = rank == 0  # only the first process prints
         reporter = Reporter(args.verbose and is_first, as_json=args.as_json and is_first)
-        return train(config, resumed_folder, run_dir, reporter)
+        return train(_make_rank_config(plain, gpu), resumed_folder, run_dir, reporter)
+
+
+def _find_resumed_folder(args: RunArguments, run_dir: str | Path | None) -> RunFolder | None:
+    """Return the folder that a process of a run resumes from; None for a run that begins.
+
+    Args:
+        args: arguments of the run. Their ``resume`` is the folder that the user names.
+        run_dir: folder of a new run, which a restart resumes if an epoch was kept in it.
+    """
+    if args.resume is not None:
+        return RunFolder(args.resume)
+    if run_dir and _count_restarts() and RunFolder(run_dir).checkpoint.is_file():
+        return RunFolder(run_dir)
+    return None
+
+
+def _make_rank_config(plain: dict[str, Any], gpu: str) -> PosConfig:
+    """Return the configuration with which one process of a run trains on its own GPU.
+
+    Args:
+        plain: options of the whole run, which were checked when it began.
+        gpu: the number of the GPU of this process, "" for CPUs.
+    """
+    # Without ``strict``, options are not checked again.
+    config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
+    # The options in ``plain`` are written into the run folder: there ``gpu_id`` names the GPUs of
+    # all processes, so that a resumed run uses all of them.
+    config.plain["gpu_id"] = plain["gpu_id"]
+    return config
 
 
 def _count_restarts() -> int:
@@ -304,18 +336,17 @@ def _process_group(backend: str) -> Iterator[int]:
     """
     rank = int(os.environ["RANK"])
     try:
-        # The store, by which processes find each other, outlives the group. A group that is made
-        # later, or after a restart, must not read the addresses of this one, so each has a prefix:
-        # the number of the restart and a running number.
+        # Processes find each other by a store of addresses, which outlives the group. So that a
+        # later group finds only its own addresses there, names in the store begin with a prefix
+        # that each group has for itself: "1/0" for the first group after the first restart.
         store, _, size = next(dist.rendezvous("env://"))
         store = dist.PrefixStore(f"{_count_restarts()}/{next(_GROUP_NUMBERS)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         yield rank
     except Exception as error:
-        # An error of the talk between processes means that another one was lost; gloo raises it as
-        # a plain RuntimeError, which is known by its text. torch then ends this process, too, and
-        # reports the one that failed first. So this one waits (_GRACE seconds), and does not fail
-        # first itself.
+        # If another process was lost, this one waits, so that the lost one is the first to fail:
+        # the first is what torch reports. Within the _GRACE seconds torch ends this one, too. The
+        # loss shows as a DistError or, of gloo, as a RuntimeError that is known by its text.
         if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
             time.sleep(_GRACE)
         raise
