@@ -73,12 +73,8 @@ class RunFolder:
         Raises:
             UsageError: if it holds a run already, or cannot be created.
         """
-        # If another process has just created the folder of the same second, try the next name.
-        while not path:
-            unused = find_unused_path(dataset, model)
-            with suppress(FileExistsError):
-                make_folder(unused, exist_ok=False)
-                path = unused
+        if not path:
+            return cls(_make_new_folder(dataset, model))
         folder = cls(path)
         folder.require_unused()
         make_folder(folder.path)
@@ -241,6 +237,15 @@ def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
     return path
 
 
+def _make_new_folder(dataset: str, model: str) -> Path:
+    """Create a folder saved/<dataset>/<model>/<time> that did not exist, and return its path."""
+    while True:
+        path = find_unused_path(dataset, model)
+        with suppress(FileExistsError):  # another process has just created it: take the next name
+            make_folder(path, exist_ok=False)
+            return path
+
+
 def make_folder(path: Path, exist_ok: bool = True) -> None:
     """Create a folder and its parents.
 
@@ -282,19 +287,13 @@ def peak_rss_mb() -> float | None:
     return round(peak / unit, 1)
 
 
-def copy_run(
-    source: RunFolder,
-    target: RunFolder,
-    with_results: bool = False,
-    config: dict[str, Any] | None = None,
-) -> None:
+def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -> None:
     """Copy a trained run into another folder.
 
     Args:
         source: folder of the run.
         target: the other folder, created if it does not exist.
         with_results: whether to copy the results of its test, too.
-        config: options to write in place of the run's; None to keep those.
     """
     # Of the small files, those that the run has: for example, few runs have vectors of items, which
     # are a file of numbers with a text of names (.txt) beside it.
@@ -305,8 +304,6 @@ def copy_run(
     for file in small_files:
         if file.is_file():
             shutil.copy(file, target.path)
-    if config is not None:
-        target.write_config(config)
 
     # The checkpoint comes last: until it is whole, the target does not count as a trained run.
     # ``atomic_write`` gives a file its name only when the block has ended.
@@ -366,9 +363,8 @@ class Result:
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in (self.test or {}).items())
-        return (
-            f"{self.model} on {self.dataset}, {self.epochs} epochs, test: {metrics}; {self.run_dir}"
-        )
+        training = f"{self.model} on {self.dataset}, {self.epochs} epochs"
+        return f"{training}, test: {metrics}; {self.run_dir}"
 
 
 def read_result(folder: RunFolder) -> Result:

@@ -21,8 +21,6 @@ BATCH = 256  # histories that are scored at once
 MAX_REASONS = 100  # of an item
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
 
-Effects = dict[str, np.ndarray]  # what leave_one_out returns: columns by name
-
 
 def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
     """Raise a UsageError if reasons for recommendations are requested that cannot be given.
@@ -43,12 +41,13 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
     if not because:
         return
 
-    # The model must read the history that is given here, since an interaction is left out of it.
-    # RecBole's general models read no history. Models that compare users (``needs_events``) read
-    # the histories of users of the dataset, whose ids are in ``users``, from the dataset.
+    # The model must read the given histories, since interactions are left out of them. Of RecBole's
+    # models only sequential ones do. A model that compares users (``needs_events``) looks users of
+    # the dataset up by their ids (``users``), and reads their histories there.
     is_sequential = scorer.config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    needs_events = getattr(scorer.model, "needs_events", False)
-    if not is_sequential or (needs_events and histories.users is not None):
+    has_user_ids = histories.users is not None
+    reads_dataset = has_user_ids and getattr(scorer.model, "needs_events", False)
+    if reads_dataset or not is_sequential:
         raise UsageError(
             f"because: {scorer.config['model']} reads no history here that an interaction can be "
             "left out of; give histories to a sequential model"
@@ -56,7 +55,7 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
 
 
 def add_reasons(
-    table: pd.DataFrame, effects: Effects, because: int, item_names: np.ndarray
+    table: pd.DataFrame, effects: pd.DataFrame, because: int, item_names: np.ndarray
 ) -> pd.DataFrame:
     """Return a table of recommendations with further columns for the reasons of each row.
 
@@ -64,8 +63,8 @@ def add_reasons(
 
     Args:
         table: recommendations, an item in each row.
-        effects: what :func:`leave_one_out` returns for the items of the rows: columns with an entry
-            for each row of the table (``pair``) and each past interaction of its history.
+        effects: what :func:`leave_one_out` returns for the items of the rows: a row for each row of
+            the table (``pair``) and each past interaction of its history.
         because: number of reasons for each row.
         item_names: [items] names of the items with the ids 1, 2, ...
 
@@ -95,44 +94,36 @@ def add_reasons(
     return pd.concat([table, pd.DataFrame(columns, table.index)], axis=1)
 
 
-def find_reasons(effects: Effects, limit: int) -> Effects:
+def find_reasons(effects: pd.DataFrame, limit: int) -> pd.DataFrame:
     """Return for each explained item the past interactions without which its score falls most.
 
     Args:
-        effects: what :func:`leave_one_out` returns: columns with an entry for each pair of an
-            explained item and a past interaction.
+        effects: what :func:`leave_one_out` returns: a row for each pair of an explained item and a
+            past interaction.
         limit: number of interactions for each item, at most.
 
     Returns:
-        The same columns with only these entries, sorted by explained item (``pair``) and then by
-        the fall of the score, the largest first. A further column ``reason`` numbers the entries
-        of each item from 1: for ``pair`` [0, 0, 2] it is [1, 2, 1].
+        The rows of these, sorted by explained item (``pair``) and then by the fall of the score,
+        the largest first. A further column ``reason`` numbers the rows of each item from 1: for
+        ``pair`` [0, 0, 2] it is [1, 2, 1].
     """
-    # NaN: the history has no other interaction, so this one counts more than any. lexsort sorts by
-    # its last key, the item, and then by the change: the largest fall first.
+    # Only a fall that is larger than rounding (NOISE, relative to the score) is a reason. So is the
+    # only interaction of a history: without it there is no score, and the change is missing.
     change = effects["score_change"]
-    change = np.where(np.isnan(change), -np.inf, change)
-    order = np.lexsort((change, effects["pair"]))
-
-    # Only a fall that is larger than rounding (NOISE, relative to the score) is a reason.
-    is_fall = change < -NOISE * np.maximum(np.abs(effects["score"]), 1)
-    order = order[is_fall[order]]
-
-    # searchsorted gives the first entry of the same pair, from which reasons are counted.
-    pair = effects["pair"][order]
-    reason = 1 + np.arange(len(pair)) - np.searchsorted(pair, pair)
-    ranked = {name: column[order] for name, column in effects.items()} | {"reason": reason}
-    return {name: column[reason <= limit] for name, column in ranked.items()}
+    is_reason = change.isna() | (change < -NOISE * effects["score"].abs().clip(lower=1))
+    reasons = effects[is_reason].sort_values(["pair", "score_change"], kind="stable")
+    reasons["reason"] = 1 + reasons.groupby("pair").cumcount()
+    return reasons[reasons["reason"] <= limit]
 
 
 def make_effects_table(
-    effects: Effects, item_ids: np.ndarray, item_names: np.ndarray
+    effects: pd.DataFrame, item_ids: np.ndarray, item_names: np.ndarray
 ) -> pd.DataFrame:
     """Return how items change without each past interaction of one history, as a table of names.
 
     Args:
-        effects: what :func:`leave_one_out` returns for the items: columns with an entry for each
-            pair of an item and a past interaction.
+        effects: what :func:`leave_one_out` returns for the items: a row for each pair of an item
+            and a past interaction.
         item_ids: [p] ids of the items that are explained, which ``pair`` counts.
         item_names: [items] names of the items with the ids 1, 2, ...
 
@@ -141,7 +132,7 @@ def make_effects_table(
         first without which its score falls most.
     """
     # ``pair`` is the index in item_ids; an id, from 1 on, has its name one place earlier.
-    table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
+    table = effects.sort_values(["pair", "score_change"], kind="stable")
     table["item"] = item_names[item_ids[table["pair"]] - 1]
     table["past"] = item_names[table["past"] - 1]
     table = table.astype({"rank": np.int64, "rank_change": "Int64"})  # Int64 may be missing
@@ -157,7 +148,7 @@ def leave_one_out(
     item: np.ndarray,
     choice: Choice,
     exclude_seen: bool,
-) -> Effects:
+) -> pd.DataFrame:
     """Return how scores and ranks of p items change without each past interaction in turn.
 
     Each item is ranked among the same candidates with and without the interaction: if
@@ -174,8 +165,8 @@ def leave_one_out(
         exclude_seen: whether the items of a history are left out of its ranking.
 
     Returns:
-        Columns with an entry for each item to explain and each interaction of its history, the
-        newest first: ``pair``, the index of (row, item); ``past``, the id of the interaction's
+        A row for each item to explain and each interaction of its history, the newest first, with
+        the columns ``pair``, the index of (row, item); ``past``, the id of the interaction's
         item; ``steps_back``, 1 for the newest; ``score`` and ``rank`` after the whole history;
         ``score_change`` and ``rank_change``, their values without the interaction minus those with
         it: below 0 and above 0 if it carried the item, NaN if its history has no other.
@@ -228,7 +219,7 @@ def leave_one_out(
     history = owner[pair]
     entry_with = first[history], column[pair]
     entry_without = first[history] + steps_back, column[pair]
-    return {
+    columns = {
         "pair": pair,
         "past": explained.items[np.cumsum(explained.lengths)[history] - steps_back],
         "steps_back": steps_back,
@@ -237,3 +228,4 @@ def leave_one_out(
         "score_change": score[entry_without] - score[entry_with],
         "rank_change": rank[entry_without] - rank[entry_with],
     }
+    return pd.DataFrame(columns)

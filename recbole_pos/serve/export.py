@@ -158,8 +158,7 @@ def _write_program(
     if format == "onnx":
         write_onnx(program, path, module.inputs, outputs)
     else:
-        # Written by torch itself, a file for which the disk has no room would end the process.
-        buffer = io.BytesIO()
+        buffer = io.BytesIO()  # given a path, torch would end the process if the disk is full
         torch.export.save(program, buffer)
         path.write_bytes(buffer.getbuffer())
 
@@ -364,6 +363,8 @@ class Encoder(nn.Module):
             lengths: [B] number of interactions of each history.
             generator: torch's generator of random numbers.
         """
+        # ``axes`` has a letter for each dimension of an input: B histories, L interactions of the
+        # longest one, s values of a feature in a list, here always 2.
         model = self.model
         sizes = {"B": len(lengths), "L": int(lengths.max()), "s": 2}
         shapes = {name: [sizes[axis] for axis in axes] for name, axes in self.axes.items()}
@@ -379,14 +380,13 @@ class Encoder(nn.Module):
             "times": times.masked_fill(is_padding, 0),
             "at": times[:, -1] + 3600 / model.time_unit,
         }
-
-        # Features: numbers, or ids below len(embed.table), the number of ids.
+        # Features: numbers, or ids below their number. ``fields`` has the layer of each feature.
         for name, embed in self.fields.items():
             if embed.numeric:
                 values[name] = torch.randn(shapes[name], generator=generator)
             else:
                 values[name] = torch.randint(len(embed.table), shapes[name], generator=generator)
-        return {name: values[name] for name in self.inputs}
+        return {name: values[name] for name in self.inputs}  # only those that the model reads
 
 
 class Recommend(nn.Module):
@@ -406,9 +406,8 @@ class Recommend(nn.Module):
         """Return the k items with the highest scores after each of B histories, best first.
 
         Args:
-            inputs: the inputs of :class:`Encoder`, and in third place ``allowed`` [B or 1, items]
-                bool, the items that may be recommended, for each history or the same for all. Item
-                0, which is padding, is never recommended.
+            inputs: those of :class:`Encoder`, and in third place ``allowed`` [B or 1, items] bool:
+                the items that may be recommended to each history, or to all; never the padding, 0.
 
         Returns:
             Item ids and scores, both [B, k]; 0 and -inf where fewer than k items are allowed.
@@ -417,11 +416,11 @@ class Recommend(nn.Module):
         vectors = self.encoder(items, lengths, *further_inputs)
         scores = vectors @ self.encoder.model.item_vectors().t()
 
-        # Row of ``allowed`` for each history: its own, or the only one. Written without a condition
-        # on the size, since that is not known when the program is made.
-        row, last = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
-        excluded = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
-
+        # Row of ``allowed`` for history i: the smaller of i and the last row, which is row i or, if
+        # there is only one, row 0. torch.export cannot put an ``if`` on a size into a program.
+        history, last_row = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
+        row = torch.minimum(history, last_row)
+        excluded = ~allowed.index_select(0, row) | self.padding
         best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)
         return best.masked_fill(best_scores == -torch.inf, 0), best_scores
 
@@ -433,13 +432,14 @@ def make_encoder(model: Any) -> Encoder:
         UsageError: if the model does not score by products of the vectors of a history and of
             items, or reads more than the history.
     """
-    # The encoder does what these two methods of PosRecommender do, so a model with others of its
-    # own is refused. So is one that ``prepares`` its batches: it makes a graph of each history, or
-    # compares it with those of other users.
-    can_be_exported = isinstance(model, PosRecommender) and not model.prepares
-    for method in ("compute_states", "full_sort_predict"):
-        original = getattr(PosRecommender, method)
-        can_be_exported = can_be_exported and getattr(type(model), method) is original
+    # A model that ``prepares`` batches makes a graph of each history, or looks up other histories,
+    # which an encoder does not. It replaces these two methods, and so would lose a model's own.
+    can_be_exported = (
+        isinstance(model, PosRecommender)
+        and not model.prepares
+        and type(model).compute_states is PosRecommender.compute_states
+        and type(model).full_sort_predict is PosRecommender.full_sort_predict
+    )
     if not can_be_exported:
         raise UsageError(
             f"{ensure_registered(type(model))} cannot be exported: a program reads one history by "

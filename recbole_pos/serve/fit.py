@@ -68,35 +68,34 @@ def fit(
     # into ``args``, a copy of the settings.
     args, options = split_keywords(settings or RunArguments(), keywords)
 
-    # The returned object keeps temporary data and the temporary folder of the run. `run` warns
-    # of a temporary dataset that is given as an object, since a run does not keep it; so it gets
-    # the dataset's path (``fspath``) here.
+    # The returned object keeps its ``resources`` alive: the dataset and the folder of the run, both
+    # of which may be temporary. Given a Dataset, `run` would warn that a temporary one does not
+    # last as long as the run. In a temporary folder it does, so `run` gets the dataset's path.
     resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
         temporary = TemporaryFolder()
         resources.append(temporary)
         run_dir = temporary.path / "run"
         data = os.fspath(data)
-
-    # Train. The keeper is called when training ends in this process, and keeps the experiment:
-    # model, dataset and trainer. With several processes none of them can call it.
-    keeper = _ExperimentKeeper()
-    if args.nproc == 1:
-        callbacks = [*callbacks, keeper]
     files = list(map(str, config_files))
-    run(model, data, files, options, Path(run_dir), callbacks=callbacks, settings=args)
 
-    # If other processes have trained the model, read it from the folder of the run.
-    experiment = keeper.experiment
-    if experiment is None:
+    # Several processes train the model outside of this one, so it is loaded from its folder.
+    if args.nproc > 1:
+        run(model, data, files, options, run_dir, callbacks=callbacks, settings=args)
         trained = Recommender.load(run_dir)
         trained.resources = resources
         return trained
 
+    # Training in this process leaves its experiment (model, dataset and trainer) with the keeper,
+    # a callback, so that nothing is read again.
+    keeper = _ExperimentKeeper()
+    run(model, data, files, options, run_dir, callbacks=[*callbacks, keeper], settings=args)
+    experiment = keeper.experiment
+
     # Without a test, the model still has the weights of the last epoch, not of the best one.
     experiment.trainer.load_weights(experiment.trainer.best_weights)
     experiment.model.eval()  # scores must not depend on dropout
-    return Recommender(experiment, folder=RunFolder(run_dir), resources=resources)
+    return Recommender(experiment, RunFolder(run_dir), resources)
 
 
 def load(

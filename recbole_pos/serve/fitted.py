@@ -118,10 +118,7 @@ class FittedModel:
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
         table.index.name = "metric"
-        table.attrs = {
-            **self.collect_facts(),
-            **describe_evaluation(folder.path, part, mask_history),
-        }
+        table.attrs = self.collect_facts() | describe_evaluation(folder.path, part, mask_history)
         return table
 
     def collect_facts(self) -> dict[str, Any]:
@@ -171,18 +168,11 @@ class FittedModel:
         Raises:
             UsageError: if the folder holds a run already, or the model has no run folder.
         """
-        # Refuse a folder in use, and find the dataset.
+        # Refuse a folder in use. SEARCH is the file that the folder of a search (`tune`) has.
         target = RunFolder(path)
-        # SEARCH is the name of the file that a search for options (`tune`) has in its folder.
         if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
-        dataset_folder = Path(self.config["data_path"])
-        if data is None:
-            # A dataset that was made of a frame may have a temporary folder, its ``home``.
-            is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
-            # ``folder.data`` is where an earlier `save` has put a copy of the dataset.
-            data = is_temporary or dataset_folder.is_relative_to(folder.data.resolve())
         # Items of add_items are only in memory; the number 2 lets the warning name save's caller.
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
@@ -190,17 +180,28 @@ class FittedModel:
 
         # Copy the data, then the run, so that a run is there only if its data are.
         make_folder(target.path)
-        if data:
+        dataset_folder = Path(self.config["data_path"])
+        copies_data = self._has_own_data(folder) if data is None else data
+        if copies_data:
             copy = target.data / self.config["dataset"]
             shutil.copytree(dataset_folder, copy, dirs_exist_ok=True)
-        config = folder.read_config()
-        # The file of a run that was moved may name a folder that is gone. ``plain`` has the options
-        # as they are written: its data_path lacks the dataset's name, which RecBole appends.
-        if not data and dataset_folder.is_dir():
-            config["data_path"] = self.config.plain["data_path"]
-        # with_results: not only the weights, but also metrics, ranks and so on
-        copy_run(folder, target, with_results=True, config=config)
+        copy_run(folder, target, with_results=True)
+        # Else the copied run reads the dataset from where this model found it. ``plain`` has that
+        # path as config.yaml names it, without the dataset's name at its end.
+        if not copies_data and dataset_folder.is_dir():
+            data_path = self.config.plain["data_path"]
+            target.write_config({**target.read_config(), "data_path": data_path})
         return target.path
+
+    def _has_own_data(self, folder: RunFolder) -> bool:
+        """Return whether the dataset is temporary, or in the folder of the run.
+
+        Args:
+            folder: folder of the run. An earlier `save` may have put the dataset into its ``data``.
+        """
+        # A dataset that was made of a frame may have a temporary folder, its ``home``.
+        is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
+        return is_temporary or Path(self.config["data_path"]).is_relative_to(folder.data.resolve())
 
     def _require_folder(self, action: str) -> RunFolder:
         """Return the folder of the run; raise a UsageError if there is none.
@@ -325,14 +326,12 @@ class FittedModel:
         # is_allowed [items + 1] by id; the id 0 is padding and never allowed. ``self.ids`` has the
         # id of each known item by name.
         ids = self.ids
-        is_allowed = torch.zeros(len(ids) + 1, dtype=torch.bool)
-        is_allowed[1:] = allowed is None
-        if allowed is not None:
-            known = [ids[name] for name in read_names(allowed, "allowed") if name in ids]
-            is_allowed[known] = True
-        if excluded is not None:
-            known = [ids[name] for name in read_names(excluded, "excluded") if name in ids]
-            is_allowed[known] = False
+        is_allowed = torch.full((len(ids) + 1,), allowed is None)
+        for names, argument in ((allowed, "allowed"), (excluded, "excluded")):
+            if names is not None:
+                known = [ids[name] for name in read_names(names, argument) if name in ids]
+                is_allowed[known] = argument == "allowed"
+        is_allowed[0] = False
         items = is_allowed.nonzero()[:, 0]
         if not len(items):
             raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
@@ -367,8 +366,8 @@ class FittedModel:
         self,
         items: str | Sequence[str],
         k: int = 10,
-        allowed: Iterable[str] | None = None,
-        excluded: Iterable[str] | None = None,
+        allowed: Iterable[str | int] | None = None,
+        excluded: Iterable[str | int] | None = None,
     ) -> pd.DataFrame:
         """Return the items that are most like given items, by the cosine of their vectors.
 
@@ -384,36 +383,10 @@ class FittedModel:
         Raises:
             UsageError: for unknown items, or a model without item vectors.
         """
-        names = read_names(items, "items")
-        for name in names:
-            self.require_id(name)
-        # Columns with an entry for each neighbour: ``row`` is the index of the given item in names,
-        # ``item`` the id of the neighbour, from 1 on.
-        row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
-        return pd.DataFrame(
-            {
-                "item": np.array(names, dtype=object)[row],
-                "rank": rank,
-                "similar": self.items[item - 1],
-                "cosine": cosine,
-            }
-        )
-
-    def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """Return the k items whose vectors have the highest cosine with that of each given item.
-
-        Args:
-            names: names of the given items, which are not neighbours of themselves.
-            k: number of neighbours of each.
-            choice: ids of the items that may be neighbours, from :meth:`choose_items`.
-
-        Returns:
-            Columns with an entry for each of p neighbours, nearest first: index in ``names``, rank
-            from 1, id of the neighbour, cosine.
-        """
-        k = require_k(k)
+        names, k = read_names(items, "items"), require_k(k)
+        ids = torch.tensor([self.require_id(name) for name in names], dtype=torch.int64)
+        choice = self.choose_items(allowed, excluded)  # of the items that may be neighbours
         vectors = self._unit_vectors
-        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         # Rank the items of the choice for BATCH of the given ones at a time, by the products of
         # unit vectors, which are cosines.
         rankings = []
@@ -425,7 +398,12 @@ class FittedModel:
             barred = torch.arange(len(rows)), batch_ids
             cosine, neighbour = find_best_items(scores, choice, k, barred)
             rankings.append(to_columns(names, rows.numpy(), cosine, neighbour))
-        return tuple(map(np.concatenate, zip(*rankings, strict=True)))
+        # Columns with an entry for each neighbour: ``row`` is the index of the given item in names,
+        # ``neighbour`` the id of the neighbour, from 1 on.
+        row, rank, neighbour, cosine = map(np.concatenate, zip(*rankings, strict=True))
+        table = {"item": np.array(names, dtype=object)[row], "rank": rank}
+        table |= {"similar": self.items[neighbour - 1], "cosine": cosine}
+        return pd.DataFrame(table)
 
     @cached_property
     def _unit_vectors(self) -> Tensor:
@@ -472,15 +450,17 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
 def undone_on_error(*objects: Any) -> Iterator[None]:
     """Give objects their old attributes back if the ``with`` block raises an exception.
 
-    So a change in several steps is made as a whole or not at all. Attributes that are dicts, as
-    those of a torch module's buffers, are copied and get their old entries back. Tensors are not
-    copied, so the block must replace and not change them.
+    So a change in several steps is made as a whole or not at all. Two kinds of changes are undone:
+    an attribute that was set or deleted, and an entry of a dict that is an attribute, such as a
+    torch module's dict of buffers. A change within a tensor or list is not undone, so the block
+    must replace these and not write into them.
 
     Args:
         objects: the objects.
     """
-    # The attributes of each object as they are before the block.
-    kept = [
+    # Attributes of each object before the block, by name. A dict is copied, so that the block
+    # changes the entries of the original only.
+    old_attributes = [
         {
             name: copy.copy(value) if isinstance(value, dict) else value
             for name, value in vars(one).items()
@@ -490,7 +470,6 @@ def undone_on_error(*objects: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for one, attributes in zip(objects, kept, strict=True):
-            vars(one).clear()
-            vars(one).update(attributes)
+        for one, attributes in zip(objects, old_attributes, strict=True):
+            one.__dict__ = attributes
         raise

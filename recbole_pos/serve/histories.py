@@ -264,23 +264,32 @@ def _to_table(histories: Any) -> pa.Table | None:
     Raises:
         UsageError: if the columns are not those of histories, or Arrow cannot hold the values.
     """
-    if isinstance(histories, pd.Series):
-        histories = histories.rename("items").rename_axis("id").to_frame()
-    if isinstance(histories, pd.DataFrame):
-        if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
-            histories = histories.rename_axis("id").reset_index()
-        try:
-            histories = pa.Table.from_pandas(histories, preserve_index=False)
-        except pa.ArrowException as error:
-            raise UsageError(f"histories: {' '.join(map(str, error.args))}") from error
-
-    # Frames of polars, DuckDB and pyarrow have both attributes; a stream without names has one.
+    if isinstance(histories, (pd.Series, pd.DataFrame)):
+        histories = _convert_pandas(histories)
+    # Frames of polars, DuckDB and pyarrow have both attributes; a stream without names of columns
+    # has the first one only.
     is_frame = hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns")
-    if not (is_frame or isinstance(histories, pa.RecordBatch)):
+    if not is_frame and not isinstance(histories, pa.RecordBatch):
         return None
     table = pa.table(histories)
     require_columns(table.column_names, "histories")
     return table
+
+
+def _convert_pandas(frame: pd.Series | pd.DataFrame) -> pa.Table:
+    """Return histories of pandas as a table of Arrow; see :func:`_to_table`.
+
+    Raises:
+        UsageError: if Arrow cannot hold the values.
+    """
+    if isinstance(frame, pd.Series):
+        frame = frame.rename("items").rename_axis("id").to_frame()
+    if "id" not in frame and frame.index.name is not None:  # as groupby leaves it
+        frame = frame.rename_axis("id").reset_index()
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except pa.ArrowException as error:
+        raise UsageError(f"histories: {' '.join(map(str, error.args))}") from error
 
 
 def _read_times(histories: list[History], unit: float | None) -> np.ndarray | None:
@@ -407,9 +416,8 @@ def _encode_feature(values: list[Any], tokens: TokenIds | None) -> Tensor:
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
         ids = [tokens.ids.get(str(name), 0) for name in names]
-        lists.append(
-            torch.tensor([token_id for token_id in ids if token_id > 0], dtype=torch.int64)
-        )
+        known_ids = [token_id for token_id in ids if token_id > 0]
+        lists.append(torch.tensor(known_ids, dtype=torch.int64))
     return pad_sequence(lists, batch_first=True)[1:]
 
 
@@ -484,13 +492,16 @@ def require_columns(names: list[str], location: Any) -> None:
         names: names of the columns.
         location: what has the columns, for the message: a file, or ``histories``.
     """
-    counts = {key: names.count(key) for key in KEYS}  # the columns that are read
-    hints = (suggest(name, KEYS) for name in names if name not in KEYS)
-    hint = next(filter(None, hints), "")  # the first suggestion; empty if no name is like a key
-    if hint or not counts["items"] or max(counts.values()) > 1:
+    # KEYS are the columns that are read. For a name that is like one of them, ``suggest`` returns a
+    # text such as " (did you mean items?)", else "".
+    has_duplicate = any(names.count(key) > 1 for key in KEYS)
+    suggestions = [suggest(name, KEYS) for name in names if name not in KEYS]
+    suggestion = next(filter(None, suggestions), "")  # the first one
+    if "items" not in names or has_duplicate or suggestion:
         raise UsageError(
             f"{location}: expected the column items (lists of names) and perhaps id and times "
-            f"(lists of numbers), each once; found {listed(names)}{hint}; of interactions, take "
+            f"(lists of numbers), each once; found {listed(names)}{suggestion}; a table with an "
+            "interaction in each row becomes one of histories by "
             "frame.groupby(USER)[ITEM].agg(list)"
         )
 
@@ -512,27 +523,18 @@ def _read_columns(
         then the slower reading, row by row, must convert the values or say what is wrong.
     """
     # Without a column of ids, histories get numbers from 0.
+    columns = table.column_names
     items = table["items"].combine_chunks()
-    times = table["times"].combine_chunks() if "times" in table.column_names else None
-    ids = pa.array(range(len(table)))
-    if "id" in table.column_names:
-        ids = table["id"].combine_chunks()
-    if not (_has_type(items, _LIST_TYPES) and _has_type(items.flatten(), _NAME_TYPES)):
-        return None
-    if not _has_type(ids, _NAME_TYPES):
+    ids = table["id"].combine_chunks() if "id" in columns else pa.array(range(len(table)))
+    has_usual_items = _has_type(items, _LIST_TYPES) and _has_type(items.flatten(), _NAME_TYPES)
+    if not has_usual_items or not _has_type(ids, _NAME_TYPES):
         return None
 
-    # There must be as many times as items in each history, and all of them finite numbers.
-    lengths = pc.list_value_length(items).to_numpy()
-    flat_times = None
-    if times is not None:
-        if not (_has_type(times, _LIST_TYPES) and _has_type(times.flatten(), _NUMBER_TYPES)):
-            return None
-        flat_times = times.flatten().cast(pa.float64(), safe=False).to_numpy()
-        has_same_lengths = (pc.list_value_length(times).to_numpy() == lengths).all()
-        if not has_same_lengths or not (np.abs(flat_times) < _TIME_LIMIT).all():  # so with NaN
-            return None
-    elif needs_time:
+    lengths = pc.list_value_length(items).to_numpy().astype(np.int64)
+    times = None
+    if "times" in columns:
+        times = _flatten_times(table["times"].combine_chunks(), lengths)
+    if times is None and ("times" in columns or needs_time):  # they are wrong, or missing
         return None
 
     # Look up each distinct name once. Arrow's dictionary has the distinct names, and for each of
@@ -540,9 +542,25 @@ def _read_columns(
     encoded = items.flatten().cast(pa.large_string()).dictionary_encode()
     distinct = [item_ids.get(name, 0) for name in encoded.dictionary.to_pylist()]
     item_column = np.array(distinct, np.int64)[encoded.indices.to_numpy()]
-    return Histories.pack(
-        ids.to_pylist(), item_column, lengths.astype(np.int64), flat_times, None, Features()
-    )
+    return Histories.pack(ids.to_pylist(), item_column, lengths, times, None, Features())
+
+
+def _flatten_times(times: pa.Array, lengths: np.ndarray) -> np.ndarray | None:
+    """Return the times of all histories, one history after the other.
+
+    Args:
+        times: [b] a list of times for each history.
+        lengths: [b] number of items of each history.
+
+    Returns:
+        [m] float64; None unless each history has a time for each item, all finite numbers.
+    """
+    if not (_has_type(times, _LIST_TYPES) and _has_type(times.flatten(), _NUMBER_TYPES)):
+        return None
+    flat = times.flatten().cast(pa.float64(), safe=False).to_numpy()
+    has_same_lengths = (pc.list_value_length(times).to_numpy() == lengths).all()
+    has_limits = (np.abs(flat) < _TIME_LIMIT).all()  # false if one is NaN
+    return flat if has_same_lengths and has_limits else None
 
 
 def _has_type(values: pa.Array, checks: Iterable[Callable[[pa.DataType], bool]]) -> bool:

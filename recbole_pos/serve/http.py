@@ -7,7 +7,6 @@ them, and ``make_app`` gives them addresses.
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -25,14 +25,8 @@ from pydantic import BaseModel, Field
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.explain import (
-    MAX_REASONS,
-    Effects,
-    find_reasons,
-    leave_one_out,
-    require_reasons,
-)
-from recbole_pos.serve.histories import History, Moment, Name
+from recbole_pos.serve.explain import MAX_REASONS, find_reasons, leave_one_out, require_reasons
+from recbole_pos.serve.histories import Histories, History, Moment, Name
 from recbole_pos.serve.item_index import use_index
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.version import __version__
@@ -121,53 +115,75 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         UsageError: if the request has both histories and users, or neither, or if something else
             is wrong with it, as in :meth:`Recommender.recommend`.
     """
-    # Read the histories into arrays, in which one follows the other (packed).
+    # Read the histories into arrays. ``choice`` has the items that may be recommended.
     if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
-    # ``choice`` is the ids of the items that may be recommended, with their boosts.
     choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
     if body.histories is None:
-        packed = trained.read_users(body.users)
+        histories = trained.read_users(body.users)
     else:
-        packed = trained.read(body.histories)
-    packed = trained.add_request_time(packed, body.at)
-    require_reasons(trained.scorer, body.because, packed)
+        histories = trained.read(body.histories)
+    histories = trained.add_request_time(histories, body.at)
+    require_reasons(trained.scorer, body.because, histories)
 
-    # Rank the items: columns with an entry for each recommendation, history after history.
-    # ``row`` is the index of its history, so it ascends.
+    # Recommend the k best items. For each of p recommendations, ``row`` has the index of its
+    # history, and ``item`` the id of its item.
     hides_seen = trained.hides_seen(body.exclude_seen)
-    row, _, item, score = trained.rank_items(packed, body.k, hides_seen, choice)
-    # Ids begin at 1. Of what leave_one_out finds, find_reasons keeps the ``because`` best reasons.
-    names, scores = trained.items[item - 1].tolist(), score.tolist()
+    row, _rank, item, score = trained.rank_items(histories, body.k, hides_seen, choice)
+
+    # Reasons are past interactions without which the score of an item falls. So each is left out
+    # in turn, and the ``because`` interactions with the largest effects are kept.
     reasons = None
     if body.because:
-        effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
-        reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
+        effects = leave_one_out(trained.scorer, histories, row, item, choice, hides_seen)
+        strongest = find_reasons(effects, limit=body.because)
+        reasons = _list_reasons(strongest, num_items=len(row), item_names=trained.items)
 
-    # Divide the columns among the histories: for rows [0, 0, 2] the bounds are [0, 2, 2, 3], and
-    # entries bounds[1] to bounds[2], here none, belong to the second history.
-    answers = []
-    bounds = np.searchsorted(row, np.arange(len(packed) + 1)).tolist()
-    for index, (start, end) in enumerate(pairwise(bounds)):
-        # A history without a known item was ranked by popularity; one with an error not at all.
-        error = packed.errors.get(index)
-        source = MODEL if packed.lengths[index] else POPULARITY
-        answers.append(
-            Recommendation(
-                id=packed.ids[index],
-                items=names[start:end],
-                scores=scores[start:end],
-                by=None if error else source,
-                unknown=packed.unknown[index],
-                because=None if reasons is None else reasons[start:end],
-                error=error,
-            )
-        )
+    item_names = trained.items[item - 1]  # the first name is of the item with the id 1
+    answers = _make_answers(histories, row, item_names.tolist(), score.tolist(), reasons)
 
     # read_users takes each name once, but a name that stands twice in the request gets two answers.
     if body.users is not None:
         answer_by_name = {answer.id: answer for answer in answers}
         answers = [answer_by_name[name] for name in map(str, body.users)]
+    return answers
+
+
+def _make_answers(
+    histories: Histories,
+    row: np.ndarray,
+    items: list[str],
+    scores: list[float],
+    reasons: list[list[Reason]] | None,
+) -> list[Recommendation]:
+    """Divide p recommendations among the histories that they are for, as one answer for each.
+
+    Args:
+        histories: the histories.
+        row: [p] index of the history of each recommendation, ascending.
+        items: [p] names of the recommended items.
+        scores: [p] their scores.
+        reasons: [p] the reasons for each; None if none were asked for.
+    """
+    # For rows [0, 0, 2] of three histories the bounds are [0, 2, 2, 3]: the recommendations 0 and 1
+    # are for the first history, none is for the second, and the recommendation 2 for the third.
+    answers = []
+    bounds = np.searchsorted(row, np.arange(len(histories) + 1)).tolist()
+    for index, (start, end) in enumerate(pairwise(bounds)):
+        # A history without a known item was ranked by popularity; one with an error not at all.
+        error = histories.errors.get(index)
+        source = MODEL if histories.lengths[index] else POPULARITY
+        answers.append(
+            Recommendation(
+                id=histories.ids[index],
+                items=items[start:end],
+                scores=scores[start:end],
+                by=None if error else source,
+                unknown=histories.unknown[index],
+                because=None if reasons is None else reasons[start:end],
+                error=error,
+            )
+        )
     return answers
 
 
@@ -181,50 +197,42 @@ def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
     Raises:
         UsageError: for unknown items, or a model without vectors.
     """
-    # ``row`` is the index in names of the item that a neighbour belongs to; it ascends.
+    # The table has a row for each neighbour: the item, the neighbour, and their cosine. An item
+    # that stands twice in the request is in the table only once.
     names = list(map(str, body.items))
-    for name in names:
-        trained.require_id(name)
-    choice = trained.choose_items(body.allowed, body.excluded)
-    row, _, item, cosine = trained.find_nearest(names, body.k, choice)
-
-    # Divide the neighbours of all items: entries bounds[1] to bounds[2] belong to the second item.
-    bounds = np.searchsorted(row, np.arange(len(names) + 1)).tolist()
-    neighbours, cosines = trained.items[item - 1].tolist(), cosine.tolist()
-    return [
-        Neighbours(id=name, items=neighbours[start:end], cosines=cosines[start:end])
-        for name, (start, end) in zip(names, pairwise(bounds), strict=True)
-    ]
+    answers = {name: Neighbours(id=name, items=[], cosines=[]) for name in names}
+    table = trained.similar(list(answers), body.k, body.allowed, body.excluded)
+    for name, neighbour, cosine in table[["item", "similar", "cosine"]].itertuples(index=False):
+        answers[name].items.append(neighbour)
+        answers[name].cosines.append(cosine)
+    return [answers[name] for name in names]
 
 
-def _list_reasons(trained: Recommender, reasons: Effects, num_items: int) -> list[list[Reason]]:
+def _list_reasons(
+    table: pd.DataFrame, num_items: int, item_names: np.ndarray
+) -> list[list[Reason]]:
     """Return the reasons for each recommended item as the answer has them, strongest first.
 
     A reason is a past interaction without which the score of the item falls.
 
     Args:
-        trained: the model, which knows the names of items.
-        reasons: columns with an entry for each reason, as :func:`find_reasons` returns them;
-            ``pair`` is the index of the recommended item.
+        table: what :func:`find_reasons` returns: a row for each reason. ``pair`` is the number of
+            the recommended item, from 0 to ``num_items`` - 1, and ``past`` the id of the item of
+            the past interaction.
         num_items: number of recommended items of all histories.
+        item_names: names of the items with the ids 1, 2, ...
 
     Returns:
         A list for each recommended item, empty where no interaction is a reason.
     """
-    reasons_by_item: list[list[Reason]] = [[] for _ in range(num_items)]
-    names = ("pair", "past", "steps_back", "score_change", "rank_change")
-    columns = (reasons[name].tolist() for name in names)
-    for pair, past, steps_back, score_change, rank_change in zip(*columns, strict=True):
-        # Without the only interaction of a history there is no score; json has no NaN for that.
-        is_only = math.isnan(score_change)
-        reason = Reason(
-            item=trained.items[past - 1],
-            steps_back=steps_back,
-            score_change=None if is_only else score_change,
-            rank_change=None if is_only else rank_change,
-        )
-        reasons_by_item[pair].append(reason)
-    return reasons_by_item
+    # Changes are NaN without the only interaction of a history; json has no NaN, but null for None.
+    table = table.astype(object).where(table.notna(), None)
+    table["item"] = item_names[table["past"].astype(int) - 1]  # the first name is of the id 1
+    reasons: list[list[Reason]] = [[] for _ in range(num_items)]
+    for row in table.to_dict("records"):
+        # A Reason takes from the row those columns that it has as fields.
+        reasons[row["pair"]].append(Reason.model_validate(row))
+    return reasons
 
 
 def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAPI:

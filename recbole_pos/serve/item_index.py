@@ -302,20 +302,21 @@ class ItemIndex:
         self.num_probes, self.recall = int(self.probes[chosen]), float(self.recalls[chosen])
 
     def can_rank(self, histories: Histories, k: int, choice: Choice) -> bool:
-        """Return whether the index ranks items about as well as its measured recall says.
+        """Return whether the index may be used for a request; else all items are scored exactly.
 
-        The index ignores boosts, and lists of items that a single history may get. If fewer than
-        half of the items may be recommended, scoring all of these exactly takes less time.
+        It may if the request is like those on which its recall was measured: up to RECALL_AT items
+        for each history, without boosts, and without a list of allowed items that a history has for
+        itself. At least half of all items must be allowed: scoring fewer takes less time than the
+        index.
 
         Args:
             histories: the histories.
             k: number of items for each.
             choice: the items that may be recommended.
         """
-        # ``bonus`` are the boosts; recall was measured on the best RECALL_AT items of histories.
-        # len(self.lists) is the number of all items.
-        is_plain = choice.bonus is None and histories.allowed is None and k <= RECALL_AT
-        return is_plain and 2 * len(choice.items) >= len(self.lists)
+        # ``bonus`` are the boosts; ``lists`` has an entry for each item.
+        is_like_measured = k <= RECALL_AT and choice.bonus is None and histories.allowed is None
+        return is_like_measured and len(choice.items) >= len(self.lists) / 2
 
     def find_best(
         self,
@@ -325,6 +326,9 @@ class ItemIndex:
         barred: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k items with the highest scores for each of b histories, best first.
+
+        The index divides all items into lists of near ones. Only the ``num_probes`` lists that are
+        nearest to the vector of a history are searched, so a few of the best items may be missed.
 
         Args:
             states: [b, d] vectors of the histories.
@@ -338,15 +342,16 @@ class ItemIndex:
         # Some of the best items may be barred, so find as many more as are barred of any history.
         rows, items = (pairs.numpy() for pairs in barred)
         most_barred = int(np.bincount(rows, minlength=1).max())
-        number = min(k + most_barred, len(choice.items))
+        number = min(k + most_barred, len(choice.items))  # of items to find for each history
 
-        # If only some of the items may be recommended, the lists (groups of near items) hold fewer
-        # of these. With a third of them left out, half as many lists more are read for a history.
-        is_allowed, num_probes, num_items = None, self.num_probes, len(self.lists)
-        if len(choice.items) < num_items:
+        # If only some of the items are allowed, each list has fewer of these, so more lists are
+        # searched: of 900 items 600 allowed, and 10 lists for all items, 10 * 900 / 600 = 15 lists.
+        is_allowed, num_probes = None, self.num_probes
+        num_items, num_allowed = len(self.lists), len(choice.items)  # ``lists``: one for each item
+        if num_allowed < num_items:
             is_allowed = np.zeros(num_items + 1, dtype=bool)  # by id; 0 is padding
             is_allowed[choice.items.numpy()] = True
-            num_probes = math.ceil(num_probes * num_items / len(choice.items))
+            num_probes = math.ceil(num_probes * num_items / num_allowed)
         scores, found = self._search(states.cpu().numpy(), number, num_probes, is_allowed)
 
         # Bar items: a pair of history 3 and item 17 is compared as the one number 3,000,017, if

@@ -92,11 +92,15 @@ def recommend_to_files(
         UsageError: if the folder or the size of the parts is missing, or users are chosen.
     """
     users = None if users == ["all"] else users
+    # The index is faster if it may miss some of the best items: ``index_recall`` is the least share
+    # of them that it must find.
     if settings.index is not None:
         options = replace(options, item_index=IndexArguments(settings.index, settings.index_recall))
-    # One file, unless an argument of parts is given: list_changed names those that differ from
-    # their defaults. Those of the index are for both.
-    if not set(list_changed(settings)) - {"index", "index_recall"}:
+    # ``list_changed`` returns the names of those settings that are not the default. All are about
+    # parts, except those of the index (an approximate search for the best items).
+    given = set(list_changed(settings))
+    asks_for_parts = bool(given - {"index", "index_recall"})
+    if not asks_for_parts:
         return write_recommendations(options, out, users)
 
     if settings.part_rows is None:
@@ -181,30 +185,22 @@ def _write_all(
     Yields:
         For each part, once it is written, its counts, such as the number of its users.
     """
-    address, workers = settings.address, settings.workers
-    is_here = address is None and workers == 1
-    if is_here or not numbers:
-        yield from map(writer.write, numbers)
+    if not numbers:
         return
-
-    # Other processes load the model themselves: tell them where the data are, what code a model of
-    # the user's own has, and how many cores each may take.
-    trained = writer.trained
-    dataset_folder = Path(trained.config["data_path"]).resolve()
-    job = replace(
-        job,
-        options=replace(job.options, data_path=job.options.data_path or str(dataset_folder.parent)),
-        packed_code=pack(trained.config["model"]),  # code of the user's models as bytes
-        num_threads=1 if address is not None else max(1, count_cores() // workers),
-    )
-    if address is not None:
+    address, workers = settings.address, settings.workers
+    if address is not None:  # processes on the machines of a Ray cluster
         from recbole_pos.runs.cluster import run_tasks  # imports Ray, which takes a second
 
+        job = _complete_job(job, writer.trained, num_threads=1)
         outcomes = run_tasks(try_part, job, numbers, address)
-    else:
+    elif workers > 1:  # processes of this machine
         from recbole_pos.serve.part_workers import run_workers
 
+        num_threads = max(1, count_cores() // workers)
+        job = _complete_job(job, writer.trained, num_threads)
         outcomes = run_workers(try_part, job, numbers, workers)
+    else:  # this process
+        outcomes = map(writer.write, numbers)
 
     # An outcome is the counts of a part, or the error that another process had.
     for outcome in outcomes:
@@ -213,15 +209,41 @@ def _write_all(
         yield outcome
 
 
+def _complete_job(job: PartJob, trained: Recommender, num_threads: int) -> PartJob:
+    """Return a job with all that other processes need, which load the model themselves.
+
+    Args:
+        job: what to recommend, and where to write it.
+        trained: the model of this process.
+        num_threads: number of threads that torch takes in each process.
+    """
+    # Where the data are, if the user has not said it: the folder that holds the dataset's folder.
+    dataset_folder = Path(trained.config["data_path"]).resolve()
+    data_path = job.options.data_path or str(dataset_folder.parent)
+    return replace(
+        job,
+        options=replace(job.options, data_path=data_path),
+        packed_code=pack(trained.config["model"]),  # code of the user's models as bytes
+        num_threads=num_threads,
+    )
+
+
 def try_part(job: PartJob, number: int) -> Counter[str] | PosError:
-    """Write one part in another process than the command's.
+    """Recommend to the users or histories of one part, and write its file.
+
+    Other processes than the command's call this. Their errors are returned, not raised: a raised
+    one would reach the command as a text with a traceback.
+
+    Args:
+        job: what to recommend, and where to write it.
+        number: number of the part, from 0.
 
     Returns:
-        The counts of the part, or the error, which the command raises: an exception of a process
-        would reach the command as text, with the stack of that process.
+        Counts, such as that of the users; or the error, which the command then raises.
     """
     try:
-        return get_writer(job).write(number)  # the model is loaded once in each process
+        # ``get_writer`` loads the model at the first call in a process, and then remembers it.
+        return get_writer(job).write(number)
     except PosError as error:
         return error
     except Exception as error:  # for example of the user's own model
@@ -365,7 +387,7 @@ class HistorySource:
     """
 
     def __init__(self, trained: Recommender, path: str) -> None:
-        """Read from the ends of the files which row groups they have.
+        """Read which row groups the files have; parquet lists them at the end of each file.
 
         Args:
             trained: the model, which reads the histories.
@@ -383,12 +405,15 @@ class HistorySource:
         with name_read_errors(path):
             self.data = ds.dataset(path, format="parquet")
             require_columns(self.data.schema.names, path)
+            # pyarrow divides a file into parts of one row group each. ``row_groups`` of such a part
+            # lists the facts of its only one, with the number of rows.
             self.row_groups = [
-                (row_group, row_group.row_groups[0].num_rows)
+                (part, part.row_groups[0].num_rows)
                 for file in self.data.get_fragments()
-                for row_group in file.split_by_row_group()
+                for part in file.split_by_row_group()
             ]
-        columns = [name for name in KEYS if name in self.data.schema.names]  # that are read
+        # KEYS are the columns that a history may have; others are not read.
+        columns = [name for name in KEYS if name in self.data.schema.names]
         self.schema = pa.schema([self.data.schema.field(name) for name in columns])
 
     def __len__(self) -> int:

@@ -336,16 +336,19 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
             is new in it, and ``changed`` names the fields of users and items with other values.
         reporter: prints lines, unless it is switched off.
     """
-    growth, start = trained.growth, "not in training (new, or left out by filters)"
-    if growth.users or growth.events:  # of known items, so that the model can read them
-        reporter.line(
-            f"{start}: interactions {growth.events:,}, users {growth.users:,}; all of them are read"
-        )
+    growth = trained.growth
+    label = "not in training (new, or left out by filters)"
+    # ``events`` are interactions of known items. The model reads them though it was not trained on
+    # them; it cannot read those of new items (``skipped``).
+    readable = f"interactions {growth.events:,}, users {growth.users:,}; all of them are read"
+    unreadable = (
+        f"items {growth.items:,}, which the model does not know; interactions of them, skipped: "
+        f"{growth.skipped:,} (`recbole-pos update` learns new ones)"
+    )
+    if growth.users or growth.events:
+        reporter.line(f"{label}: {readable}")
     if growth.items:
-        reporter.line(
-            f"{start}: items {growth.items:,}, which the model does not know; interactions of "
-            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns new ones)"
-        )
+        reporter.line(f"{label}: {unreadable}")
     if trained.changed:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
 
@@ -444,17 +447,28 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
             has_header = True
 
         def write_parquet(table: pd.DataFrame) -> None:
-            """Append a table of recommendations; the first table opens the file."""
+            """Append a table of recommendations to the file.
+
+            The first table decides its columns, so it makes the ``writer``, pyarrow's, which is
+            None before. The ``stack`` closes it at the end of the ``with`` block.
+            """
             nonlocal writer
-            # Types of the columns. A row has 5 columns of a recommendation (id, rank, item, score
-            # and by, of the types _TYPES), and then 4 for each reason (its item, steps back and
-            # two changes, of the types _REASON_TYPES): 13 columns are those of 2 reasons.
-            num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
-            types = _TYPES + _REASON_TYPES * num_reasons
-            schema = pa.schema(zip(table.columns, types, strict=True))
+            schema = _make_schema(list(table.columns))
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(unfinished, schema))
             table = table.astype({table.columns[0]: str})  # ids of histories may be numbers
             writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
 
         yield write_parquet if is_parquet else write_csv
+
+
+def _make_schema(names: list[str]) -> pa.Schema:
+    """Return the names and types of the columns of recommendations in parquet.
+
+    Args:
+        names: names of the columns: first the five of a recommendation (its types are _TYPES), then
+            four for each reason that is named for it (_REASON_TYPES).
+    """
+    num_reasons = (len(names) - len(_TYPES)) // len(_REASON_TYPES)
+    types = _TYPES + _REASON_TYPES * num_reasons
+    return pa.schema(zip(names, types, strict=True))

@@ -69,10 +69,7 @@ class Recommender(FittedModel):
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder | None = None,
-        resources: Sequence[Any] = (),
+        self, experiment: Experiment, folder: RunFolder | None = None, resources: Sequence[Any] = ()
     ) -> None:
         """Take the parts of a trained model, and index its items by name.
 
@@ -82,18 +79,26 @@ class Recommender(FittedModel):
             resources: objects that must live as long as this one, such as temporary folders.
         """
         super().__init__(experiment, folder, resources)
-        self.changed = experiment.changed
-        self.growth = Growth()  # nothing; `load` counts what came after the training
-        self.unknown_users: dict[str, None] = {}
-        self.by_user = reads_users(self.config["model"], type(experiment.model))
-
-        # Items: names, ids by name (id 0 is padding), and what scores them.
         dataset = experiment.dataset
+
+        # Items: names, ids by name (id 0 is padding), what scores them, and their shares of the
+        # training interactions.
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
+
+        # Whether the model scores only users of its training, by their ids, and no histories.
+        self.by_user = reads_users(self.config["model"], type(experiment.model))
+
+        # What is new in the dataset since the training: fields of users and items with other
+        # values; numbers of interactions, users and items; and names of users of whom the model
+        # knows nothing (a dict keeps their order). `load` sets the last two for data that have
+        # grown.
+        self.changed = experiment.changed
+        self.growth = Growth()
+        self.unknown_users: dict[str, None] = {}
 
     @classmethod
     def load(
@@ -139,40 +144,34 @@ class Recommender(FittedModel):
 
     @classmethod
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
-        """Load a trained model with its dataset, as :meth:`load` does.
+        """Load a trained model with its dataset, which may have grown since the training.
 
-        The files may have gained interactions since the training. Those of known items are appended
-        to the histories of their users, new users among them. A model that scores users by their
-        ids has learned nothing of new users, so for such a model theirs are left out.
+        Later interactions of known items are appended to the histories of their users. New users
+        are of two kinds: those with a known item have a history now; those with unknown items only
+        have none, and get the most popular items. A model that scores users by their ids knows no
+        new user, so for such a model the interactions of all new users are left out, and all of
+        them get the most popular items.
 
         Args:
             run_dir: the folder of the run.
             data_path: the folder that holds the folder of the dataset; None for the run's.
 
         Returns:
-            The model. Its ``growth`` counts what the files have gained, and ``unknown_users`` has
-            the new users who get the most popular items, since the model can score nothing for
-            them.
+            The model. Its ``growth`` counts what the files have gained, and ``unknown_users`` are
+            the new users who get the most popular items.
         """
-
-        def append_later(dataset: Any) -> Any:
-            """Return the dataset with its later interactions (``held_out``), if there are any."""
-            if dataset.held_out is None:
-                return dataset
-            by_user = reads_users(dataset.config["model"], dataset.config.model_class)
-            return extend_log(dataset, dataset.held_out, has_new_users=not by_user)
-
-        # With ``grown``, `load` accepts files that have gained interactions, and keeps these apart
-        # in ``held_out`` of the dataset. It then replaces the dataset by what ``view`` makes of it.
-        experiment = load(run_dir, view=append_later, grown=True, data_path=data_path)
+        # With ``grown``, `load` accepts a dataset that has grown, and keeps later interactions in
+        # its ``held_out``. It then replaces the dataset by what ``view`` makes of it.
+        experiment = load(run_dir, view=_append_later, grown=True, data_path=data_path)
         trained = cls(experiment, folder=find_run_folder(run_dir))
         held_out = experiment.dataset.held_out
-        if held_out is not None:
-            # New users of unknown items only (``users_of_unknown_items``) have nothing that a model
-            # can read. The other new users (``users``) are unknown to a model that scores by ids.
-            trained.growth = held_out.growth
-            new_users = held_out.users if trained.by_user else ()
-            trained.unknown_users = dict.fromkeys([*new_users, *held_out.users_of_unknown_items])
+        if held_out is None:  # nothing was added
+            return trained
+        trained.growth = held_out.growth
+        unknown_users = list(held_out.users_of_unknown_items)
+        if trained.by_user:
+            unknown_users = [*held_out.users, *unknown_users]  # first the new ones with known items
+        trained.unknown_users = dict.fromkeys(unknown_users)
         return trained
 
     def add_items(self, item_vectors: Any) -> str:
@@ -196,9 +195,9 @@ class Recommender(FittedModel):
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
 
-        # New items get the ids behind the known ones. All that depends on the number of items
-        # changes: if a step fails, `undone_on_error` restores the attributes of this object and of
-        # the parts of the model.
+        # New items get the ids behind the known ones. All that depends on the number of items is
+        # made again. If a step fails, `undone_on_error` puts the old attributes of this object and
+        # of all modules of the model back.
         names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
@@ -210,17 +209,26 @@ class Recommender(FittedModel):
             for cached in ("_all_items", "_unit_vectors"):  # cached properties, computed again
                 self.__dict__.pop(cached, None)
 
-            # Recommend once after a history of a new item. A model that compares attributes of
-            # items, as AttrFormer does, has no attributes of the new ones and looks for their ids.
-            history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-            try:
-                self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
-            except IndexError as error:
-                raise UsageError(
-                    f"item_vectors: {self.config['model']} reads attributes of items, which new "
-                    "ones do not have; add them to the data and train again"
-                ) from error
+            self._require_readable(names[0])
         return f"new items by their content: {len(names):,}"
+
+    def _require_readable(self, new_item: str) -> None:
+        """Raise a UsageError if the model cannot recommend after a history of a new item.
+
+        Such a model reads attributes of items from tables by id, as AttrFormer does. The tables end
+        before the ids of new items, so that reading one is an IndexError.
+
+        Args:
+            new_item: name of an item that :meth:`add_items` has added.
+        """
+        history = self.read([{"items": [new_item], "times": [0.0], "at": 0.0}])
+        try:
+            self.rank_items(history, k=1, hides_seen=False, choice=self._all_items)
+        except IndexError as error:
+            raise UsageError(
+                f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
+                "do not have; add them to the data and train again"
+            ) from error
 
     def recommend(
         self,
@@ -294,9 +302,8 @@ class Recommender(FittedModel):
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        packed = read_histories(
-            histories, self.ids, self.scorer.needs_time, self._unit, self._fields
-        )
+        needs_time = self.scorer.needs_time
+        packed = read_histories(histories, self.ids, needs_time, self._unit, self._fields)
         self._refuse_late_times(packed)
         return packed
 
@@ -404,15 +411,16 @@ class Recommender(FittedModel):
         not_empty = np.flatnonzero(histories.lengths)
         not_empty = not_empty[histories.lengths[not_empty].argsort(kind="stable")]
 
-        # Rank them in batches: the empty ones by popularity, the others by the model. The first
-        # columns are empty, so that there is something to concatenate if nothing is recommended.
+        # Empty histories are ranked by popularity, the others by the model, BATCH at a time.
+        batches = [(rows, self._rank_by_popularity) for rows in _divide(empty)]
+        batches += [(rows, self._rank_by_model) for rows in _divide(not_empty)]
+
+        # Each batch gives four columns: index of the history, rank, item and score. The first ones
+        # are empty, so that there is something to concatenate if nothing is recommended.
         rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
-        ways = (empty, self._rank_by_popularity), (not_empty, self._rank_by_model)
-        for rows, rank_batch in ways:
-            for start in range(0, len(rows), BATCH):
-                batch_rows = rows[start : start + BATCH]
-                score, item = rank_batch(histories.select(batch_rows), k, hides_seen, choice)
-                rankings.append(to_columns(histories.ids, batch_rows, score, item))
+        for rows, rank_batch in batches:
+            score, item = rank_batch(histories.select(rows), k, hides_seen, choice)  # [batch, k]
+            rankings.append(to_columns(histories.ids, rows, score, item))
 
         # Put the entries back into the order of the histories.
         row, rank, item, score = map(np.concatenate, zip(*rankings, strict=True))
@@ -555,3 +563,19 @@ class Recommender(FittedModel):
             rows = not_empty[start : start + BATCH]
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
+
+
+def _append_later(dataset: Any) -> Any:
+    """Return a dataset with its later interactions (``held_out``), if there are any.
+
+    Those of new users are left out for a model that scores users by the ids of its training.
+    """
+    if dataset.held_out is None:
+        return dataset
+    by_user = reads_users(dataset.config["model"], dataset.config.model_class)
+    return extend_log(dataset, dataset.held_out, has_new_users=not by_user)
+
+
+def _divide(rows: np.ndarray) -> list[np.ndarray]:
+    """Divide indices of histories into batches, in their order; none are empty."""
+    return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]

@@ -255,9 +255,14 @@ class Histories:
             steps_back: [b] which interaction to leave out of each history: 1 is the newest, 2 the
                 one before it; 0 leaves out none.
         """
-        is_kept = self._count_steps_back() != np.repeat(steps_back, self.lengths)
-        index = np.flatnonzero(is_kept)
-        return self._take_interactions(index, self.lengths - (steps_back > 0))
+        # Of all interactions [m]: their places from the end of the history, from 1, and that of the
+        # one to leave out. For a history of three and ``steps_back`` 1 they are [3, 2, 1] and
+        # [1, 1, 1]. With a ``steps_back`` of 0 no place is equal.
+        place = self._count_steps_back()
+        left_out_place = np.repeat(steps_back, self.lengths)
+        kept = np.flatnonzero(place != left_out_place)
+        new_lengths = self.lengths - (steps_back > 0)  # one less where one is left out
+        return self._take_interactions(kept, new_lengths)
 
     def _count_steps_back(self) -> np.ndarray:
         """Return the position [m] of each interaction from the end of its history, from 1."""
@@ -275,9 +280,8 @@ class Histories:
         tensor_index = torch.from_numpy(index)
         events = {name: values[tensor_index] for name, values in self.features.events.items()}
         features = Features(events, self.features.users)
-        return replace(
-            self, items=self.items[index], lengths=lengths, times=times, features=features
-        )
+        items = self.items[index]
+        return replace(self, items=items, lengths=lengths, times=times, features=features)
 
 
 class Scorer:
@@ -381,17 +385,20 @@ class Scorer:
         if model.needs_events and histories.users is not None:
             return encode_queries(model, model.find_histories(histories.users))
 
-        # Other models read the given arrays, as tensors on their device. Times of interactions and
-        # of requests are None for a model that does not read them.
+        # Other models read the given arrays, without interactions that are older than they read.
         histories = self.drop_unread(histories)
         items = torch.from_numpy(histories.items).to(device)
         lengths = torch.from_numpy(histories.lengths).to(device)
+
+        # Histories may have more than the model reads: times of interactions, times of requests
+        # (``at``), and features. What it does not read is None.
         times = at = features = None
         if self.needs_time and histories.times is not None:
             times = torch.from_numpy(histories.times).to(device)
         if self.reads_request and histories.at is not None:
             at = torch.from_numpy(histories.at).to(device)
-        if self.fields["events"] or self.fields["user"]:
+        has_features = self.fields["events"] or self.fields["user"]  # of interactions, of users
+        if has_features:
             features = map_tensors(histories.features, lambda values: values.to(device))
         return encode_queries(model, model.make_batch(items, lengths, times, at, features))
 
@@ -455,13 +462,16 @@ def find_best_items(
 
     Args:
         scores: function from c item ids to the scores [b, c] of these items.
-        choice: ids of the items that may be recommended, and numbers to add to their scores.
-        k: number of items for each history; all of ``choice`` if it has fewer.
+        choice: the items that may be recommended: their ids ``items`` [n] and, unless it is None,
+            ``bonus`` [n], which is added to their scores.
+        k: number of items for each history; n if that is less.
         barred: index of the history [p] and item id [p] of pairs that are not recommended.
 
     Returns:
         Scores and item ids, both [b, k]; the score is -inf where no further item is left.
     """
+    # ``score_parts`` yields ids and scores of some thousands of items at a time, so that the scores
+    # of all need not be in memory. ``select_best`` keeps the k best of the parts so far.
     best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()
 
