@@ -30,9 +30,9 @@ import pandas as pd
 from page_parts import RESULTS, ROOT, STUDIES, make_table, write_pages
 
 import recbole_pos
+from recbole_pos.study.collecting import collect_results
 from recbole_pos.study.plan import list_fits
 from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.study.results import collect_results
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 

@@ -13,11 +13,11 @@ from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED, local_runs
+from recbole_pos.study.collecting import collect_results
 from recbole_pos.study.comparing import _require_metrics
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.result_tables import make_search_table
-from recbole_pos.study.results import collect_results
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder, pack
 

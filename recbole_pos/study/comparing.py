@@ -37,6 +37,7 @@ from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.local_runs import can_run_here, start_server
+from recbole_pos.study.collecting import collect_results, make_results, read_runs
 from recbole_pos.study.configs import (
     check_plan,
     exclude_unread,
@@ -47,13 +48,7 @@ from recbole_pos.study.dispatcher import ActiveRuns, write_state
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.power import make_power_table
 from recbole_pos.study.report import Report
-from recbole_pos.study.results import (
-    RUN_FOLDERS,
-    Results,
-    collect_results,
-    make_results,
-    read_runs,
-)
+from recbole_pos.study.results import RUN_FOLDERS, Results
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.scoring import judge_rows, list_judged_runs
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan

@@ -157,6 +157,9 @@ def exclude_unread(plan: Plan) -> None:
 def _find_unread_option(plan: Plan, name: str) -> str:
     """Return an option of the study's base that the model of a row does not read.
 
+    To find it, the complete options of the row are made. Of options that the model does not read,
+    the first one raises an error, which has its name.
+
     Args:
         plan: the study; its base has the options of all rows.
         name: name of the row (a configuration of the study).
@@ -166,11 +169,11 @@ def _find_unread_option(plan: Plan, name: str) -> str:
         empty if the row has another mistake, which :func:`check_plan` reports later.
     """
     try:
-        complete_options(plan.make_first_options(name))  # refuses options that the model lacks
-    except UnknownKey as error:  # the UsageError for such an option, whose name is ``error.key``
-        # An option that the row sets itself is not left out: there it is a mistake.
-        if error.key in plan.base.options and error.key not in plan.rows[name].options:
-            return error.key
+        complete_options(plan.make_first_options(name))
+    except UnknownKey as error:  # the model does not read the option ``error.key``
+        # If the row gives this option itself, that is a mistake in the row, and not of the base.
+        is_of_base = error.key in plan.base.options and error.key not in plan.rows[name].options
+        return error.key if is_of_base else ""
     except UsageError:
         pass  # another mistake: check_plan finds it again, and reports it with file and line
     return ""
@@ -507,8 +510,9 @@ def _find_file(name: str) -> Path | None:
 def _list_imports(content: bytes, package: str) -> set[str]:
     """Return the names of everything that a module imports, also within its functions.
 
-    For ``from shop.models import GRU`` these are ``shop``, ``shop.models`` and ``shop.models.GRU``,
-    since the text does not show which of them are modules.
+    For ``from shop.models import GRU`` these are ``shop``, ``shop.models`` and ``shop.models.GRU``.
+    The import executes the packages shop and shop.models, and the text does not show whether GRU is
+    a module or a class.
 
     Args:
         content: bytes of the module's file. A file that is not Python, such as a compiled
@@ -525,6 +529,8 @@ def _list_imports(content: bytes, package: str) -> set[str]:
                 if node.level:  # a relative import: `from . import x` has level 1
                     base = importlib.util.resolve_name("." * node.level + base, package)
                 names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
-    # For shop.models also shop, whose __init__.py is executed by the import.
-    parents = {name.rpartition(".")[0] for name in names}
-    return {name for name in names | parents if name}
+    # Add the packages around each name: for shop.models.GRU, shop and shop.models.
+    for name in list(names):
+        while name := name.rpartition(".")[0]:
+            names.add(name)
+    return names - {""}  # "" is the base of `from . import x` outside of a package

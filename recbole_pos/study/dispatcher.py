@@ -165,20 +165,16 @@ class ActiveRuns:
             dataset = self.scheduler.prepare(job.config)  # read once for all runs of the same data
             self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
-        # A job with a ``tested_run`` trains nothing: it tests the weights of that trained run.
-        tested_run = None
-        if job.tested_run:
-            tested_run = str(self.folder.run(job.tested_run).path.resolve())
-
         # Start ``train_run`` with these arguments in a process of its own. ``code`` has the code of
-        # models that are classes of the user's script, which other processes cannot import.
+        # models that are classes of the user's script, which other processes cannot import. A job
+        # with a ``tested_run`` trains nothing: it tests the weights of that trained run.
         task = self.processes.start(
             plain=job.config.plain,
             path=str(self.folder.run(job.digest).path.resolve()),
             data=self.shared[data_key],
             resources=self.resources,
             packed=self.code.get(model, b""),
-            tested_run=tested_run,
+            tested_run=job.tested_run and str(self.folder.run(job.tested_run).path.resolve()),
         )
         self.running[task] = job, time.monotonic()
 

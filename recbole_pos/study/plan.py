@@ -356,23 +356,22 @@ class Plan(_Layout):
     def make_options(self, name: str) -> dict[str, Any]:
         """Return the options that a study gives for a row (a configuration).
 
-        They lack what a search tries. Options of a row that starts from the trained models of
-        another row (its parent) also lack those of the parent, which :meth:`make_first_options`
-        adds.
+        Some rows start from the trained models of another row, their parent: with ``attach`` they
+        add position schemes to these models, with ``retest`` they only test them again. Such a row
+        has the options of its parent as well, which :meth:`make_first_options` adds.
 
         Args:
             name: name of the row.
 
         Returns:
             Model, dataset, config_files and further options; those of the row win over those of the
-            base. Of a row with a parent, only its own options, and under ``attach`` the position
-            schemes that it adds to the parent's, if any.
+            base. Options that a search tries are missing. Of a row with a parent only its own
+            options are returned, and under ``attach`` the position schemes that it adds, if any.
         """
         row = self.rows[name]
-        if row.attach:
-            return {**row.options, "attach": list(row.schemes)}
-        if row.retest:
-            return dict(row.options)
+        if row.parent:
+            schemes = {"attach": list(row.schemes)} if row.attach else {}
+            return {**row.options, **schemes}
 
         # The base has options for all rows; this row's model does not read those in ``unread``.
         base = {key: value for key, value in self.base.options.items() if key not in row.unread}
@@ -426,12 +425,16 @@ class Plan(_Layout):
         return [name, *(self.list_ancestors(parent) if parent else [])]
 
     def are_coupled(self, row: str, other: str) -> bool:
-        """Return whether two rows share the noise of a seed: both start from one row's models.
+        """Return whether two rows (configurations) come from the same trained models.
+
+        One may start from the trained models of the other, or both from those of a third row. If a
+        seed gave a good model, both have it, so their results are not independent.
 
         Args:
-            row, other: names of two rows (configurations).
+            row, other: names of the two rows.
         """
-        # The last ancestor is the row that was trained from scratch: the row itself, if it was.
+        # list_ancestors begins with the row itself. It ends with the row that was trained from
+        # scratch, whose models all rows before it in the list start from.
         return self.list_ancestors(row)[-1] == self.list_ancestors(other)[-1]
 
 

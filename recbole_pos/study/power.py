@@ -59,16 +59,9 @@ class PairNoise:
         """Estimate the noise of the difference of two rows (configurations) from trained runs.
 
         Each unit (user) has one difference: its mean over the seeds of the row, less its mean over
-        the seeds of the reference. Over the units, this difference has the variance
-
-            unit_variance = true_variance + num_units * seed_part
-            seed_part = row_noise.within / n_row + reference_noise.within / n_reference
-
-        where n is the number of seeds of a row. ``true_variance`` is that of the units' true
-        differences, which more seeds do not reduce; it is solved for here. The second part is
-        noise: a unit reacts to each seed in its own way. Its ``within`` is the variance that this
-        gives to the mean of one run over all units, so that of a single unit is ``num_units``
-        times as large.
+        the seeds of the reference. It differs from unit to unit by ``true_variance``, which more
+        seeds do not reduce, and by noise: a unit has other values with other seeds. The noise is
+        subtracted here, to get ``true_variance``.
 
         Args:
             row, reference: [seeds, units] values of a metric for the same units (users), with two
@@ -78,6 +71,9 @@ class PairNoise:
         row_noise, reference_noise = SeedNoise.from_values(row), SeedNoise.from_values(reference)
         _, num_units = row.shape
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
+
+        # ``within`` is the variance of one value of a unit by seed, divided by the number of units.
+        # A unit's mean over n seeds has 1 / n of the variance of one value.
         seed_part = row_noise.within / len(row) + reference_noise.within / len(reference)
         true_variance = max(unit_variance - seed_part * num_units, 0.0)  # no variance is negative
 
@@ -89,16 +85,9 @@ class PairNoise:
         """Return the minimum detectable difference of a study with some number of seeds.
 
         It is the true difference with which 80% of such studies have a 95% confidence interval that
-        excludes zero. It follows from the standard error of the difference of two rows'
-        (configurations') means, the square root of
-
-            unit_variance + (between_1 - within_1) / num_seeds + (between_2 - within_2) / num_seeds
-            unit_variance = difference / num_units + (within_1 + within_2) / num_seeds
-
-        ``difference`` is the variance of the true differences of single users. Row i has
-        ``between_i``, the variance of its runs' means by their seeds, and ``within_i``, the part of
-        that which comes from users who react differently to a seed; ``unit_variance`` has it
-        already.
+        excludes zero. It follows from the standard error of the difference of the means of two rows
+        (configurations), which this function predicts as a study computes it: from the variance
+        between units (users), and from the noise between seeds.
 
         Args:
             num_seeds: number of seeds of both rows.
@@ -106,25 +95,41 @@ class PairNoise:
         Returns:
             The difference; nan if nothing varies.
         """
+        # The variance between units: that of their true differences, and that of their values by
+        # seed (``within``), which a mean over seeds reduces.
         within = sum(side.within for side in self.sides)
         unit_variance = self.difference / self.num_units + within / num_seeds
 
-        # With several seeds, a study estimates the noise of each row itself, with one degree of
-        # freedom fewer than seeds. ``scale`` multiplies both variances, between and within.
-        if num_seeds > 1:
-            noises = [replace(side, df=num_seeds - 1).scale(1 / num_seeds) for side in self.sides]
-        # With one seed, both rows take the average noise of the runs that exist. ``compute_factor``
-        # makes it larger for a row with a higher metric (its mean is ``level``).
-        elif self.pooled is not None:
-            factors = [self.pooled.compute_factor(side.level) for side in self.sides]
-            noises = [self.pooled.scale(sum(factors))]
-        else:  # no run depends on its seed
-            noises = []
-
-        # combine_noise adds ``between - within`` of each noise to ``unit_variance``. The difference
-        # itself has no influence on what is detectable, so 0 stands in its place.
+        # combine_noise adds the two sources, counting once what is in both, and returns the
+        # standard error and its degrees of freedom. What is detectable follows from these two alone
+        # (an Estimate computes it), so 0 stands in place of the difference.
+        noises = self._predict_seed_noise(num_seeds)
         error, df = combine_noise(unit_variance, self.num_units, noises)
         return Estimate(difference=0.0, error=error, df=df, seed_noise="own").detectable
+
+    def _predict_seed_noise(self, num_seeds: int) -> list[SeedNoise]:
+        """Return the noise between seeds in the difference of two rows' (configurations') means.
+
+        A study with several seeds estimates it for each row by itself. A study with one seed cannot
+        do so, and takes the average noise of the runs that exist (``pooled``) for both rows.
+
+        Args:
+            num_seeds: number of seeds of both rows.
+
+        Returns:
+            The noise of each row; or one for both, if they take the same average; or none, if no
+            run depends on its seed.
+        """
+        # A mean over n seeds has 1 / n of the variances of one run (``scale`` multiplies them), and
+        # their estimate has n - 1 degrees of freedom.
+        if num_seeds > 1:
+            return [replace(side, df=num_seeds - 1).scale(1 / num_seeds) for side in self.sides]
+        if self.pooled is None:
+            return []
+        # The noise of a row is larger if the mean of its metric (``level``) is higher. The factor
+        # by which it is larger comes from compute_factor; the noises of both rows add up.
+        factors = [self.pooled.compute_factor(side.level) for side in self.sides]
+        return [self.pooled.scale(sum(factors))]
 
     def count_needed_seeds(self, difference: float) -> int | None:
         """Return the least number of seeds that detects a difference; None if 500 do not.
@@ -141,10 +146,10 @@ class PairNoise:
 def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:
     """Return a table of the minimum detectable differences of a study, by its number of seeds.
 
-    A line is a number of seeds from 1 to 10. A column is about the difference of a row (a
-    configuration) from the reference. The first column, "like <reference>", is about a row that
-    is still to be trained: it is assumed to be as noisy as the reference. The others are about rows
-    that have been trained.
+    Each line is for a number of seeds from 1 to 10. Each column is for one row (a configuration):
+    how small a difference of this row from the reference would be detected. The first column, "like
+    <reference>", is for a row that has not been trained, assumed to be as noisy as the reference.
+    The others are for rows that have been trained.
 
     Args:
         results: results with at least two seeds of the reference.
@@ -156,16 +161,19 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
     """
     table = results.plan.tables[0]
     metric, reference = table.metrics[0], table.reference
-    noises = _estimate_noises(results, metric, reference)  # name of a column -> its PairNoise
+    # Name of a column -> PairNoise, which has the noise of the difference of two rows, and from it
+    # predicts what a study will detect.
+    noises = _estimate_noises(results, metric, reference)
 
-    # One column of numbers for each, and perhaps a last line with the number of seeds that
-    # ``wanted`` takes (None if even 500 seeds are too few).
-    seeds = [str(number) for number in range(1, _MOST_SEEDS + 1)]
-    seeds[0] += "†"  # the mark of a note below the table
-    columns = {"seeds of each": seeds}
+    # The column of the numbers of seeds, and then those of the detectable differences.
+    numbers = range(1, _MOST_SEEDS + 1)  # up to 10
+    columns = {"seeds of each": list(map(str, numbers))}
+    columns["seeds of each"][0] += "†"  # the mark of a note below the table
     for name, noise in noises.items():
-        detectable = map(noise.predict_detectable, range(1, _MOST_SEEDS + 1))
-        columns[name] = [format_number(value) for value in detectable]
+        columns[name] = [format_number(noise.predict_detectable(number)) for number in numbers]
+
+    # A last line: how many seeds detect the wanted difference. count_needed_seeds returns None if
+    # even _MOST_SEARCHED (500) do not.
     if wanted is not None:
         columns["seeds of each"].append(f"needed for {wanted:g}")
         for name, noise in noises.items():
@@ -188,7 +196,7 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
 
 
 def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str, PairNoise]:
-    """Estimate the noise of differences from the reference, for each column of the table.
+    """Estimate the noise of a row's difference from the reference, for several rows.
 
     Args:
         results: results of the study, with the ranks of its runs.
@@ -196,9 +204,9 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
         reference: name of the row (configuration) that others are compared to.
 
     Returns:
-        Name of a column -> noise of a row and the reference. The row of the first column has not
-        been trained; it is taken to be as noisy as the reference. The others are up to four trained
-        rows with two seeds or more.
+        Name -> noise of the difference of two rows. The first, ``like`` and the name of the
+        reference, is for a new row: its noise is assumed to be that of the reference. Then come the
+        first four of the trained rows with two seeds or more, by their names.
 
     Raises:
         UsageError: if the reference does not have two seeds with ranks; says how to train them.
@@ -211,12 +219,13 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
             f"train them by the same command with --rows '{reference}' --seeds 2 and without --plan"
         )
 
-    # For each row [seeds, users] a value of the metric for each user. Its mean over users is about
+    # ``totals``: row -> [seeds, users] sums of the metric over each user's targets. From these
+    # compute_pseudo_values makes one value for each seed and user, whose mean over users is about
     # the mean over targets, also if users have different numbers of targets.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
     reference_values = values.pop(reference)
-    trained = [row for row in values if len(values[row]) > 1][:_MOST_ROWS]
+    trained = [row for row in values if len(values[row]) > 1][:_MOST_ROWS]  # four at most
 
     noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
     for row in trained:

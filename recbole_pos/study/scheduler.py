@@ -9,6 +9,7 @@ study (``--known``), end without training.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -214,13 +215,17 @@ class Scheduler:
         return facts
 
     def _find_trial(self, fit: Fit) -> int | None:
-        """Return the number of the trial of a search whose options a fit (training run) takes.
+        """Return which trial of a search tried the options that a fit (training run) is made with.
 
-        A fit that is a trial itself takes its own options, and any other fit of the row those of
-        the best trial. Return None for a row that is not searched, and while no trial is the best.
+        Returns:
+            The number of the trial. A fit that is a trial has its own number; any other fit of a
+            searched row gets the best trial. None if no trial is the best (yet), and for a row that
+            is not searched.
         """
+        if fit.trial is not None:
+            return fit.trial
         search = self.searches.get(fit.row)
-        return search.find_best() if search and fit.trial is None else fit.trial
+        return search.find_best() if search else None
 
     def _make_job(self, fit: Fit) -> Job:
         """Return the job of a fit (a training run of the plan): what is trained, and its folder.
@@ -312,10 +317,11 @@ class Scheduler:
         if reason:
             self.reasons[fit.name] = reason
         if fit.trial is not None:
+            # Note its validation value. A trial has a fit, and so a value, for each of its seeds;
+            # the value of a failed one is None, with which the trial is not chosen.
             search = self.searches[fit.row]
-            # Metric -> value at the best epoch. A failed trial gives None, and is not chosen.
-            best_valid = facts.get("best_valid") if status == DONE else None
-            search.values.setdefault(fit.trial, []).append((best_valid or {}).get(search.metric))
+            best_valid = facts.get("best_valid") if status == DONE else None  # metric -> value
+            search.values[fit.trial].append((best_valid or {}).get(search.metric))
 
     def record_finished(self, restore: bool = True) -> None:
         """Record how far a study has come, without training anything.
@@ -357,14 +363,14 @@ class Scheduler:
             fit: the training run.
 
         Returns:
-            Its row (the configuration), seed, stage and trial. For a searched row also
-            ``searched``: the options that the search tries (a point of its grid), of the trial or,
-            for a final fit, of the best trial.
+            Its row (the configuration), seed, stage and trial (a number, or None). If the row is
+            searched, also ``searched``: the options that the search has found for this fit.
         """
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if fit.row in self.searches:
+            # A trial has options of its own. Another fit takes those of the best trial, which is
+            # None while the trials have not ended.
             trial = self._find_trial(fit)
-            # Empty while the trials have not ended, so that none is the best yet.
             facts["searched"] = {} if trial is None else self.searches[fit.row].points[trial]
         return facts
 
@@ -408,7 +414,7 @@ class RowSearch:
 
         # Number of a trial -> its best validation values, one for each seed that has ended (None if
         # its training failed). ``Scheduler.end`` fills it.
-        self.values: dict[int, list[float | None]] = {}
+        self.values: dict[int, list[float | None]] = defaultdict(list)
 
     def find_best(self) -> int | None:
         """Return the number of the best trial, by the mean of its validation values over all seeds.
@@ -421,4 +427,5 @@ class RowSearch:
             known = [value for value in values if value is not None]
             if len(known) == self.num_seeds:
                 means[trial] = statistics.fmean(known)
-        return self.select(means, key=means.__getitem__, default=None)
+        # ``select`` is the function max if a higher value of the metric is better, and else min.
+        return self.select(means, key=lambda trial: means[trial], default=None)

@@ -27,9 +27,10 @@ from recbole_pos.referee.requests import (
 )
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
+from recbole_pos.study.collecting import Run, make_results, read_runs
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.report import Report
-from recbole_pos.study.results import RUN_FOLDERS, Run, make_results, read_runs
+from recbole_pos.study.results import RUN_FOLDERS
 from recbole_pos.study.study_file import METRIC_NAMES, make_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFacts
 
@@ -200,22 +201,25 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
 
 
 def list_judged_runs(plan: Plan, judged: Judged) -> list[Run]:
-    """Return predictions of other systems as runs of a study, for its results.
+    """Return judged predictions of other systems as finished runs, for the results of a study.
+
+    Predictions are lists of items, one for each request (a user's history). To judge them is to
+    find the rank of the request's target, the item that came next, in each list.
 
     Args:
         plan: the study.
-        judged: (row, seed) -> judgement of its predictions: ranks, candidates and warnings. A row
-            is a configuration.
+        judged: row (configuration of the study that stands for a system) and seed -> judgement of
+            its predictions: the ranks, and warnings about the lists.
 
     Raises:
-        UsageError: if the lists are too short for a metric of the study.
+        UsageError: if the lists are shorter than the cutoff of a metric, as 5 items for ndcg@10.
     """
     _require_lengths(plan, judged)
     runs = []
     for (row, seed), judgement in judged.items():
         facts = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
-        facts["candidates"] = judgement.requests.candidates  # the items that were ranked, in words
-        ranks = judgement.requests.make_rank_table(judgement.ranks)
+        facts["candidates"] = judgement.requests.candidates  # what may be in a list: "all items"
+        ranks = judgement.requests.make_rank_table(judgement.ranks)  # a line for each target
         runs.append(Run(facts, ranks, warnings=judgement.warnings))
     return runs
 

@@ -129,11 +129,13 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
     """Return a value for each unit (user), to compute the error of a mean over all targets.
 
     If users have different numbers of targets, the mean over targets is not a mean over users. The
-    jackknife (Quenouille; Tukey) leaves out each user in turn and returns values whose mean and
-    variance can be used as if each user had one target. If each has one, the totals are returned.
+    jackknife (Quenouille; Tukey) leaves out each user in turn. The pseudo-value of a user is
 
-    Two users with totals [1, 2] over 1 and 3 targets have the mean 3/4. Without the first user it
-    is 2/3, without the second 1. The values are 2 * 3/4 - 2/3 and 2 * 3/4 - 1, their mean is 2/3.
+        num_units * mean - (num_units - 1) * mean_without_user
+
+    Mean and variance of these values can be used as if each user had one target. An example: two
+    users with totals [1, 2] over 1 and 3 targets have the mean 3/4; without the first user it is
+    2/3, without the second 1. The values are 2 * 3/4 - 1 * 2/3 and 2 * 3/4 - 1 * 1.
 
     Args:
         totals: [..., units] sums over the targets of each unit; the values have the same shape.
@@ -143,9 +145,10 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
     if (num_targets == 1).all() or num_units == 1:
         return totals / num_targets
     total, all_targets = totals.sum(-1, keepdims=True), num_targets.sum()
-    # The mean over targets without each unit, times the number of the other units.
-    without_unit = (num_units - 1) * (total - totals) / (all_targets - num_targets)
-    return num_units * total / all_targets - without_unit
+    # The two terms of the formula; the first is the same for all users.
+    with_user = num_units * total / all_targets
+    without_user = (num_units - 1) * (total - totals) / (all_targets - num_targets)
+    return with_user - without_user
 
 
 @dataclass(frozen=True)
@@ -189,11 +192,11 @@ class SeedNoise:
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
-        """Average the noise of several rows (configurations), weighted by degrees of freedom.
+        """Average the noise of several rows (configurations), as a pooled variance does.
 
-        Three numbers are averaged: ``between``, the variance of a row's means by seed; ``within``,
+        A row with n seeds has n - 1 degrees of freedom, ``df``, which is its weight; the average
+        has their sum. Averaged are ``between``, the variance of a row's means by seed; ``within``,
         the part of it that comes from single units (users); and ``level``, the mean of the metric.
-        The degrees of freedom of the average, ``df``, are the sum of those of the rows.
 
         Args:
             rows: for each row its values [seeds, units]. Rows with equal values in all seeds are
@@ -521,11 +524,12 @@ def _compare_in_bin(
         line = {"row": row, "targets": num_targets.sum(), "units": len(num_targets)}
         line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
         if len(num_targets) > 0:
-            row_values = compute_pseudo_values(row_sums, num_targets)  # [seeds, units], as below
+            # The error is estimated from pseudo-values [seeds, units], one value for each unit
+            # however many targets it has. Shown is the difference of the means over all targets.
+            row_values = compute_pseudo_values(row_sums, num_targets)
             reference_values = compute_pseudo_values(reference_sums, num_targets)
             estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
-            # [units] difference of the sums over a unit's targets, on average over the seeds
-            unit_difference = row_sums.mean(0) - reference_sums.mean(0)
+            unit_difference = row_sums.mean(0) - reference_sums.mean(0)  # [units] of the sums
             unit_differences.append(unit_difference)
             line |= estimate.describe(float(unit_difference.sum() / num_targets.sum()))
         lines.append(line)
@@ -564,7 +568,8 @@ def _pool_noise(
         if not any(are_coupled(row, other) for other in independent):
             independent.append(row)
 
-    # Pseudo-values: one value for each unit, whose mean is the metric over all targets.
+    # Pseudo-values: one value for each unit, whose mean is about the metric over all targets.
+    # ``pool`` leaves out rows with one seed, which show no noise.
     return SeedNoise.pool(compute_pseudo_values(totals[row], num_targets) for row in independent)
 
 

@@ -81,21 +81,25 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
         inherited: content of the study that it inherits from.
     """
     content = source.content
-    if content.get("dataset", inherited.get("dataset")) != inherited.get("dataset"):
-        inherited = {**inherited, "paper": None}  # values of a paper are of one dataset
-
     inherited_rows, rows = inherited.get("rows") or {}, content.get("rows") or {}
     if isinstance(rows, dict):
         rows = {
             name: _merge_options(inherited_rows.get(name), rows.get(name))
             for name in {**inherited_rows, **rows}
         }
-    else:
+    else:  # names of inherited rows
         names = as_list(rows)
         for name in names:  # a misspelt name is an error with its line
             source.require_choice(("rows",), name, inherited_rows)
         rows = {name: inherited_rows[name] for name in names}
+        # Other keys may name rows, too: ``paper``, ``tables`` and ``reference``. What they say of
+        # rows that do not stay is left out.
         inherited = _select_rows(inherited, names)
+
+    # ``paper`` has the values that a paper reports on the inherited dataset. They are not shown
+    # beside results on another dataset.
+    if content.get("dataset", inherited.get("dataset")) != inherited.get("dataset"):
+        inherited = {**inherited, "paper": None}
 
     base = _merge_options(inherited.get("base"), content.get("base"))
     merged = {**inherited, **content, "base": base, "rows": rows}
@@ -142,10 +146,6 @@ def _select_rows(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
 def make_plan(source: Source) -> Plan:
     """Return the complete plan of a study: keys that it leaves out are filled in.
 
-    A study compares rows, which are configurations, by training each with the same seeds. A row may
-    be searched: then every combination of some options is tried first (a trial each), and the best
-    one is kept.
-
     Args:
         source: content of the study, with the lines of its file.
 
@@ -155,33 +155,31 @@ def make_plan(source: Source) -> Plan:
     plan = _validate(source)  # checks the types of all keys
     plan.source = source  # for messages with file and line, and to write the study again
 
-    # A row has the search of the study, unless it has another or none. Nothing is searched for a
-    # row with a parent (it starts from the trained models of that row), or with predictions.
-    for name, row in plan.rows.items():
+    # The rows are the configurations that the study compares. Some may start from the trained
+    # models of others; if they do so in a circle, sort_rows raises graphlib's CycleError.
+    for name in plan.rows:
         _check_row(plan, name)
-        if row.search is True:
-            row.search = None if row.parent or row.predictions else plan.search
-        _require_searched_or_given(plan, name)
+        _complete_search(plan, name)
+    plan.sort_rows()
+    _require_equal_trials(plan)  # all searched rows try the same number of combinations of options
 
     # The key ``split`` of a study is short for an option of all runs, RecBole's ``eval_args``.
     if plan.split is not None:
         eval_args = plan.base.options.get("eval_args") or {}
         plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
 
-    # Title, reference (by default the first row), values of a paper that stand beside rows, and
-    # tables (by default one of all rows).
+    # The title; the reference, which other rows are compared with, by default the first row; and
+    # the names of rows in ``paper``, which has the values that a paper reports for them.
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
     plan.reference = plan.reference or next(iter(plan.rows))
     source.require_choice(("reference",), plan.reference, plan.rows)
     for name in plan.paper:
         source.require_choice(("paper", name), name, plan.rows)
 
+    # The tables, by default one of all rows.
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))  # its rows, title, metrics, reference
-
-    plan.sort_rows()  # raises graphlib's CycleError if rows start from each other's models
-    _require_equal_trials(plan)  # a trial is one combination of options that a search tries
     return plan
 
 
@@ -214,50 +212,61 @@ def _validate(source: Source) -> Plan:
 
 
 def _check_row(plan: Plan, name: str) -> None:
-    """Check that a row (a configuration) has a model, or starts from another row's trained models.
+    """Check that a row (a configuration) has a model, and only the keys of its kind.
+
+    There are four kinds: a row with ``predictions`` of another system; a row that adds position
+    schemes to the trained models of another row, its parent (``attach``), or only tests these
+    models again (``retest``); and a row with a model of its own.
 
     Args:
         plan: the study.
         name: name of the row.
 
     Raises:
-        UsageError: if it has no model; if it starts from a row that does not exist; or if it has
-            options that the other row decides, such as the model.
+        UsageError: with the line of a key that the row must not have, or of a parent that does not
+            exist; or if the row has no model.
     """
     row, path = plan.rows[name], ("rows", name)  # the path finds the line in the file
     given = set(row.model_fields_set)  # pydantic's name: all keys that the file gives for the row
+    wrong: set[str] = set()  # keys that the row must not have
+    problem = ""  # why not; the message is "ROW: KEY: PROBLEM"
 
-    if row.predictions:  # those of another system, which has no options here
+    if row.predictions:  # the key ``of`` says which part of the split they are for
         wrong = given - {"predictions", "of"}
         problem = "another system made the predictions; leave out all other keys"
-    elif row.attach:  # position schemes are added to the trained models of another row, its parent
+    elif row.attach:
         plan.source.require_choice((*path, "attach"), row.parent, plan.rows)
         wrong = given & {"model", "position", "retest", "config_files", "search"}
         problem = f"it is that of {row.parent}; leave it out"
-    elif row.retest:  # the trained models of another row are tested with other options
+    elif row.retest:
         plan.source.require_choice((*path, "retest"), row.parent, plan.rows)
         wrong = given - {"retest", *_RETEST_OPTIONS}
         problem = f"{row.parent} is tested again with {' or '.join(_RETEST_OPTIONS)} only"
-    elif "model" in {**row.options, **plan.base.options}:
-        return
-    else:
+    elif "model" not in {**row.options, **plan.base.options}:
         raise plan.source.error(path, f"{name}: it has no model")
 
-    for key in sorted(wrong):
+    if wrong:
+        key = min(wrong)
         raise plan.source.error((*path, key), f"{name}: {key}: {problem}")
 
 
-def _require_searched_or_given(plan: Plan, name: str) -> None:
-    """Require that no option that a row (a configuration) searches is also given.
+def _complete_search(plan: Plan, name: str) -> None:
+    """Fill in which options a row (a configuration) searches, if the row does not say so.
+
+    A search tries every combination of the values in its grid (option -> values). The study may
+    give a grid for all rows, and a row another one, or ``search: false``.
 
     Args:
         plan: the study, whose base has options of all rows.
         name: name of the row.
 
     Raises:
-        UsageError: with the line of an option that is given, in the base or in the row.
+        UsageError: with the line of an option of the grid that is given a value as well, in the
+            base or in the row.
     """
     row = plan.rows[name]
+    if row.search is True:  # the default: the grid of the study, for models that the row trains
+        row.search = None if row.parent or row.predictions else plan.search
     for path, options in ((("base",), plan.base.options), (("rows", name), row.options)):
         for option in (row.grid or {}).keys() & options.keys():
             raise plan.source.error(
@@ -334,28 +343,43 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
             message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    # Any option in a base wins over all of its files, also the new ones. So an option of the former
-    # base that a new file sets is taken out of the base.
-    written = plan.source.content  # the study as written, before anything is filled in
-    files = list(base.get("config_files", ()))
-    set_by_files = _read_files(files)  # option -> value
-    kept = {key: v for key, v in (written.get("base") or {}).items() if key not in set_by_files}
-    new_base = {**kept, **base}
-    if files:  # the new files come last; a former one that is given again moves to the end
-        former_files = [file for file in plan.base.config_files if file not in files]
-        new_base["config_files"] = [*former_files, *files]
-
-    content = {**written, **changes, "base": new_base}
+    # Change the content as it was written, and make the plan from it again.
+    written = plan.source.content
+    content = {**written, **changes, "base": _change_base(written.get("base") or {}, base)}
     if "dataset" in changes:
-        content["paper"] = None  # values of a paper are of one dataset
-
-    # A number of seeds for a study that lists its seeds: of [7, 9], three are [7, 9, 10]. Keeping
-    # the listed ones lets finished runs count.
+        content["paper"] = None  # values that a paper reports are of one dataset
     seeds, num_seeds = written.get("seeds"), changes.get("seeds")
     if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
-        further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
-        content["seeds"] = [*seeds, *further][:num_seeds]
+        content["seeds"] = _take_seeds(seeds, num_seeds)
     return make_plan(replace(plan.source, content=content))
+
+
+def _change_base(former: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base of a study (the options of all rows) with other options and files over it.
+
+    Any option in a base wins over all files that the base names, also over new ones. So an option
+    of the former base is taken out if a new file sets it.
+
+    Args:
+        former: the base as it was written; under ``config_files`` it may name files.
+        new: new options, and under ``config_files`` a list of new files, which come last.
+    """
+    new_files = list(new.get("config_files", ()))
+    set_by_files = _read_files(new_files)  # option -> value
+    base = {key: value for key, value in former.items() if key not in set_by_files} | dict(new)
+    if new_files:  # a former file that is given again moves to the end
+        former_files = as_list(former.get("config_files") or [])
+        base["config_files"] = [file for file in former_files if file not in new_files] + new_files
+    return base
+
+
+def _take_seeds(seeds: list[int], number: int) -> list[int]:
+    """Return the first seeds of a list, which is extended by the seeds after its largest.
+
+    Of [7, 9], three seeds are [7, 9, 10]. The runs with 7 and 9 that are finished still count.
+    """
+    further = range(max(seeds) + 1, max(seeds) + 1 + number)
+    return [*seeds, *further][:number]
 
 
 def _read_files(files: Iterable[str]) -> dict[str, Any]:
@@ -461,13 +485,12 @@ def _describe_option(name: str, value: Any, with_name: bool) -> str:
 
     Args:
         name: name of the option.
-        value: its value. Of a list, the items are joined: ``rope+kernel``.
-        with_name: False if only this option is varied. Then ``rope+kernel`` is enough; a number
-            still needs the name, as in ``n_heads=2``.
+        value: its value. The items of a list are joined: ``rope+kernel``.
+        with_name: False if only this option is varied, so that the value may be enough. A number
+            and an empty list get the name in any case: ``n_heads=2``, ``position=none``.
     """
-    if isinstance(value, list):  # an empty list, as of no position scheme, is "none"
-        text = "+".join(map(str, value)) or "none"
+    if isinstance(value, list):
+        text, says_enough = "+".join(map(str, value)) or "none", bool(value)
     else:
-        text = str(value)
-    has_words = isinstance(value, str) or (isinstance(value, list) and value)
-    return text if has_words and not with_name else f"{name}={text}"
+        text, says_enough = str(value), isinstance(value, str)
+    return text if says_enough and not with_name else f"{name}={text}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -208,16 +208,18 @@ class StudyFolder:
         }
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
-        """Write which run belongs to each fit (training run) of a plan, and what the plan asks for.
+        """Write into ``current.json`` which run belongs to each fit (training run) of a plan.
+
+        Each fit also gets a hash of what the plan asks of it: options, seed, search. If a later
+        plan asks for something else, the hash differs, and the run does not belong to it any more.
 
         Args:
             plan: the study.
             digests: name of a fit -> digest of its run (the hash that names the run's folder). What
                 the file says of other fits stays.
         """
-        # The file: name of a fit -> its run, and a hash of what the plan asks of it.
         current = read_json(self.path / "current.json")
-        for name, request in digest_requests(plan).items():
+        for name, request in digest_requests(plan).items():  # request: the hash of what is asked
             if name in digests:
                 current[name] = {"run": digests[name], "asked": request}
         self._write("current.json", current)
@@ -263,7 +265,7 @@ class PackedStudy:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Read the facts and the epochs of the packed runs, whose results others have shared.
+        """Read what a folder of ``compare --pack`` has of the runs of a study, but for the ranks.
 
         Args:
             path: the folder.
@@ -272,15 +274,17 @@ class PackedStudy:
             UsageError: if the folder was not written by ``compare --pack``.
         """
         self.path = Path(path)
-        if not (self.path / _RANKS).is_file():  # the folder of a study has no such file
+        if not (self.path / _RANKS).is_file():  # ranks.parquet, which no other folder has
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_RANKS}")
-        # The facts of each run by its digest (the hash that names its folder), marked as finished
-        # and taken from here (KNOWN_FROM). All runs in such a folder are finished. The names of its
-        # files are _FACTS (facts.json), _EPOCHS and _RANKS.
-        known_from = {"status": DONE, KNOWN_FROM: self.path.name}
-        facts = read_json(self.path / _FACTS)
-        self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
+
+        # The validation values by epoch, of all runs (epochs.parquet).
         self.epochs = pd.read_parquet(self.path / _EPOCHS)
+
+        # The facts of each run (facts.json), by the hash that names its folder. Only finished runs
+        # are packed. KNOWN_FROM is the fact that tells where results of others were taken from.
+        self.fits = read_json(self.path / _FACTS)
+        for facts in self.fits.values():
+            facts |= {"status": DONE, KNOWN_FROM: self.path.name}
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
@@ -378,12 +382,11 @@ def pack(
     Raises:
         UsageError: if no run is finished.
     """
+    # What the three files will have: facts by run, a line for each epoch, and ranks by run. Runs
+    # are named by their digest. Several fits (runs that the plan asks for) can have the same run.
     facts: dict[str, Any] = {}
     epochs: list[dict[str, Any]] = []
     ranks: dict[str, pd.Series] = {}
-
-    # Collect facts, epochs and ranks of each run, by the digest that names its folder. Several fits
-    # (runs that the plan asks for) can have the same run, which is packed once.
     for digest in sorted(set(folder.find_current_digests(plan).values())):
         fit, run = folder.read_fit(digest), folder.run(digest)
         if fit.get("status") != DONE:
@@ -395,18 +398,11 @@ def pack(
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
 
-    # Collect facts and ranks of predictions of other systems, by row and seed in place of a digest.
-    # _JUDGED are the length of the lists and of the file, and the counts of faults.
+    # Predictions of other systems are named by row and seed.
     for (row, seed), judgement in judged.items():
         name = f"{row}, seed {seed}"
+        facts[name] = {"row": row, "seed": seed, **_describe_judgement(judgement, plan.metrics)}
         ranks[name] = pd.Series(judgement.ranks).astype("Int32")
-        test = {metric: compute_gains(judgement.ranks, metric).mean() for metric in plan.metrics}
-        facts[name] = {
-            **{"row": row, "seed": seed, "split": judgement.requests.digest},
-            "file": Path(judgement.name).name,  # without its folder on this machine
-            **{key: getattr(judgement, key) for key in _JUDGED},
-            "test": {metric: round(float(value), 6) for metric, value in test.items()},
-        }
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
 
@@ -421,6 +417,26 @@ def pack(
     _write_parquet(pd.DataFrame(ranks), kept / _RANKS, **encoding)
     write_json(kept / _FACTS, facts)
     return len(facts)
+
+
+def _describe_judgement(judgement: Judgement, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return what a packed study keeps of another system's predictions, besides their ranks.
+
+    Args:
+        judgement: the ranks of the test targets in the system's lists, and the faults of the lists.
+        metrics: metrics to compute from the ranks.
+
+    Returns:
+        Facts by name: ``split``, a hash of the requests that the lists answer; the name of the
+        file; the facts _JUDGED; and ``test``, the mean of each metric.
+    """
+    means = {metric: compute_gains(judgement.ranks, metric).mean() for metric in metrics}
+    return {
+        "split": judgement.requests.digest,
+        "file": Path(judgement.name).name,  # without its folder on this machine
+        **{key: getattr(judgement, key) for key in _JUDGED},
+        "test": {metric: round(float(mean), 6) for metric, mean in means.items()},
+    }
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path, **encoding: Any) -> None:

@@ -214,7 +214,7 @@ def plan_search(
 
 
 def resume_search(
-    folder: Path, args: SearchArguments, config_dict: dict[str, Any], not_allowed: dict[str, Any]
+    folder: Path, args: SearchArguments, config_dict: dict[str, Any], subject: dict[str, Any]
 ) -> Search:
     """Return the search of a folder, to be resumed.
 
@@ -225,7 +225,8 @@ def resume_search(
         folder: folder of the search.
         args: arguments of the call.
         config_dict: options of the configuration that the call gives.
-        not_allowed: further arguments by name, none of which may have a value.
+        subject: what the call says to search: model, dataset, space and config_file_list. The
+            folder has them, so each must be None or empty.
 
     Raises:
         UsageError: for an argument that may not change, or a folder without a search.
@@ -235,16 +236,16 @@ def resume_search(
         raise UsageError(f"--resume: {folder} is not the folder of a search")
     facts = SearchFacts(**content)
 
-    # Refuse arguments and options that would change the search: its trials so far were made without
-    # them. list_changed returns the arguments that are not at their default. Only _RESUME_ARGUMENTS
-    # (the number of trials and how they are run) and _RESUME_OPTIONS (where files are) may change.
-    allowed = (*_RESUME_ARGUMENTS, "resume", "verbose")
-    refused = [name for name in list_changed(args) if name not in allowed]
-    refused += [name for name, value in not_allowed.items() if value]
-    refused += [name for name in config_dict if name not in _RESUME_OPTIONS]
-    # A new path of item vectors or weights only makes sense where the search had one before.
-    not_used = {"item_vectors", "init_from"} - facts.options.keys()
-    refused += [name for name in config_dict if name in not_used]
+    # Refuse arguments that would change the search, since its trials so far were made without them.
+    # How many trials there are and how they are run (_RESUME_ARGUMENTS) may change. list_changed
+    # returns the names of arguments that are not at their default.
+    given = [*list_changed(args), *(name for name, value in subject.items() if value)]
+    refused = [name for name in given if name not in (*_RESUME_ARGUMENTS, "resume", "verbose")]
+
+    # Of the options, only paths may change (_RESUME_OPTIONS), since files may have moved; and those
+    # of item vectors (item_vectors) and weights (init_from) only if the search has such files.
+    movable = {"data_path", "plugins", *(facts.options.keys() & set(_RESUME_OPTIONS))}
+    refused += [name for name in config_dict if name not in movable]
     if refused:
         names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))
         raise UsageError(

@@ -294,13 +294,15 @@ class Space:
         searched = {other.name: other for other in self.parameters}
         options: dict[str, Any] = {}
         for name, allowed in parameter.when.items():
-            # An option that is not searched has one value in all trials, which ``exists`` knows.
-            if name in searched:
-                options |= self.meet_conditions(searched[name])
-                # The first allowed value that the search can sample. If there is none, the value is
-                # None, which the condition does not allow, and ``exists`` returns False below.
-                options[name] = next(filter(searched[name].has, allowed), None)
+            if name not in searched:
+                continue  # it has one value in all trials, which ``exists`` compares below
+            # The named option must exist itself, so meet its own condition first.
+            options |= self.meet_conditions(searched[name])
+            possible = [value for value in allowed if searched[name].has(value)]
+            if possible:
+                options[name] = possible[0]
 
+        # An option without a possible value is missing here, so that the parameter does not exist.
         if not self.exists(parameter, options):
             raise UsageError(
                 f"{parameter.location}: {parameter.name}: its condition {shown(parameter.when)} "
@@ -415,13 +417,16 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     try:
         config = build({})
     except UsageError as error:
-        # If the message names an option that the space file sets, add the line of that option.
+        # The error does not say where the wrong option is written. If the text of its message names
+        # an option that the space file sets (``fixed``), add the line of that option.
         lines = [space.lines[name] for name in space.fixed if name in str(error)]
         raise _add_location(lines[0], error) if lines else error from None
 
     for parameter in space.parameters:
-        _check_parameter(parameter, space, config.plain)  # a dict of all options
-        required = space.meet_conditions(parameter)
+        # ``config.plain`` has all options of a trial but the searched ones. Those that the
+        # condition of the parameter names are kept in ``context``, which meet_conditions reads.
+        space.context |= _find_fixed(parameter, space, config.plain)
+        required = space.meet_conditions(parameter)  # values with which the parameter exists
         for value in parameter.extremes:
             try:
                 build({**required, parameter.name: value})
@@ -429,14 +434,18 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
                 raise _add_location(parameter.location, error) from error
 
 
-def _check_parameter(parameter: Parameter, space: Space, fixed: Mapping[str, Any]) -> None:
-    """Refuse to search an option that trials must share, or under a condition on unknown options.
+def _find_fixed(parameter: Parameter, space: Space, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of those options in a parameter's condition that are not searched.
 
     Args:
-        parameter: the searched option.
-        space: its space. Its ``context`` gets the values of options that the condition names and
-            that are not searched.
-        fixed: all options of a trial without sampled ones, by name.
+        parameter: a searched option. If its condition is ``when: {loss_type: [CE], fusion:
+            [early]}``, and only fusion is searched, the result has the value of loss_type.
+        space: its space, with all searched options.
+        options: all options of a trial without the searched ones, by name.
+
+    Raises:
+        UsageError: if the condition names an option that does not exist, or if the parameter itself
+            is an option that all trials must share.
     """
     prefix = f"{parameter.location}: {parameter.name}"
     # The role of an option is what it decides: DATA are data, split and metrics, SCHEDULE is the
@@ -446,13 +455,14 @@ def _check_parameter(parameter: Parameter, space: Space, fixed: Mapping[str, Any
             f"{prefix} cannot be searched: data, split, metrics and the length of training are "
             "the same for all trials; give one value"
         )
-    for name in parameter.when.keys() - set(space.names):
-        if name not in fixed:
+    fixed = parameter.when.keys() - set(space.names)
+    for name in fixed:
+        if name not in options:
             raise UsageError(
                 f"{prefix}: its condition names {shown(name)}, which is neither searched here "
                 "nor an option of the model"
             )
-        space.context[name] = fixed[name]
+    return {name: options[name] for name in fixed}
 
 
 def _add_location(location: str, error: UsageError) -> UsageError:

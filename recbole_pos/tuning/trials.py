@@ -170,21 +170,21 @@ def run_trial(
             the run; and ``problem``, why its options do not go together, or empty.
         resources: CPUs and GPUs of the process.
         packed: custom models and schemes as bytes, see :func:`train_run`.
-        data: a list with Ray's reference of the shared data. Ray would replace a reference that is
-            not in a list by the data, in every process.
+        data: a list of one: the reference with which ``ray.get`` finds the dataset in Ray's store.
+            It is in a list since Ray would replace a reference itself by a copy of the data.
     """
-
-    # The options do not go together. BEST is the key of the value that Ray Tune optimises, the best
-    # validation value of the trial so far. FAILED, LOST, FINISHED and STOPPED are states of trials.
+    # BEST is the key of the value that Ray Tune optimises: the best validation value so far. A
+    # trial that fails has none.
     plain, problem = config["plain"], config["problem"]
     failed = {BEST: math.nan, "epoch": 0}
     if problem:
         tune.report({**failed, "state": FAILED, "reason": problem})
         return
 
-    # Train. train_run raises nothing: it returns the status, and the reason of a failure. A run is
-    # lost if the disk or Ray failed, and not the training itself; it can be tried again.
-    shared = ray.get(data[0])
+    # Train. train_run raises nothing: it returns the status, and the reason of a failure. A trial
+    # is LOST if the disk or Ray failed, so that it can be trained again, and else FAILED.
+    (reference,) = data
+    shared = ray.get(reference)
     facts = train_run(plain, config["path"], shared, resources, packed, report=_report_epoch)
     if facts["status"] != DONE:
         state = LOST if facts["lost"] else FAILED
@@ -295,7 +295,8 @@ class TrialSearch(OptunaSearch):
         """Make Optuna's study, with all trials of earlier calls and the points of a grid.
 
         A study is Optuna's record of trials, from which its sampler learns which options to try
-        next. Ray's OptunaSearch, the base class, looks it up by storage and name, and continues it.
+        next. It is kept in a storage under a name. Ray's OptunaSearch, the base class, gets the
+        same storage and name, finds the study there, and continues it.
 
         Args:
             search: the search.
@@ -308,35 +309,28 @@ class TrialSearch(OptunaSearch):
 
         # The study, still empty. A grid needs no sampler, but OptunaSearch wants one.
         facts, space = search.facts, search.space
+        place: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
-        address: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
         study = optuna.create_study(
-            direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **address
+            direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **place
         )
 
-        # Enter the trials of earlier calls, in their order, which gives them the same numbers. One
-        # with a result informs the sampler. Any other is queued, and so trained before a new one is
-        # sampled. ``values`` are as Optuna samples them: the index of a choice, or a number.
+        # The trials of earlier calls, in their order, so that they get the same numbers in the
+        # study. Those without a result are queued: they are trained before new ones are sampled.
         for trial in table.trials:
-            values = space.encode(trial.options)
-            if not trial.has_result:
-                study.enqueue_trial(values)
-                continue
-            # A trial also has the distribution from which each value was sampled. A FixedTrial,
-            # which gives these values to whoever samples from it, notes the distributions.
-            fixed = FixedTrial(values)
-            space.suggest(fixed)
-            done = create_trial(value=trial.score, params=values, distributions=fixed.distributions)
-            study.add_trial(done)
+            if trial.has_result:
+                study.add_trial(_make_optuna_trial(trial, space))
+            else:
+                study.enqueue_trial(space.encode(trial.options))
 
-        # Queue the points of a grid (combinations of its values). Trial i is point i, so the points
-        # of the recorded trials are left out. At most ``num_samples`` trials are made.
-        points = space.list_points() if facts.searcher == "grid" else []
-        for point in points[len(table.trials) : facts.num_samples]:
-            study.enqueue_trial(space.encode(point))
+        # A grid has a trial for each point (combination of values): trial i tries point i. So queue
+        # the points from the first without a trial on, up to ``num_samples`` points in all.
+        if facts.searcher == "grid":
+            for point in space.list_points()[len(table.trials) : facts.num_samples]:
+                study.enqueue_trial(space.encode(point))
 
-        # For each trial that is to be trained, queued ones first, OptunaSearch calls _sample.
-        super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **address)
+        # OptunaSearch calls _sample for each trial that Ray Tune trains, queued ones first.
+        super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **place)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return nothing: a search resumes from its table, not from Ray's pickle of this object."""
@@ -350,18 +344,23 @@ class TrialSearch(OptunaSearch):
         return {"number": trial.number, "options": self.search.space.suggest(trial)}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Record the next trial, and return its configuration for :func:`run_trial`.
-
-        If the sampled options do not go together, the configuration has only the ``problem``, with
-        which the trial fails.
+        """Sample the next trial, record it, and return its configuration.
 
         Args:
             trial_id: Ray's id of the trial.
+
+        Returns:
+            What :func:`run_trial` gets: the number of the trial; ``plain``, the options of its run;
+            ``path``, the folder of the run; and ``problem``, which is empty. If the sampled options
+            do not go together, ``problem`` says why, and ``plain`` is empty.
         """
-        # Optuna samples number and options, see _sample; the table records the trial as unfinished.
+        # OptunaSearch.suggest returns what _sample returns, which it calls with Optuna's next
+        # trial: a dict of the number of the trial and its sampled options.
         sampled = super().suggest(trial_id)
         assert sampled is not None  # Optuna can always sample another trial
-        trial = self.active[trial_id] = self.table.start(sampled["number"], sampled["options"])
+        trial = self.table.start(sampled["number"], sampled["options"])  # recorded as unfinished
+        self.active[trial_id] = trial
+
         plain, problem = {}, ""
         try:
             plain = self.search.make_config(trial.options).plain
@@ -438,6 +437,22 @@ class TrialSearch(OptunaSearch):
         active = list(self.active.values())  # a copy, since another thread calls this
         overview = f"{self.search.title}: {self._count()} trials ended, {len(active)} running"
         return [overview, *(f"  trial {t.number}: epoch {t.epochs} of {epochs}" for t in active)]
+
+
+def _make_optuna_trial(trial: Trial, space: Space) -> optuna.trial.FrozenTrial:
+    """Return a trial that has a result as a finished trial of Optuna's.
+
+    Args:
+        trial: the trial.
+        space: the space that its options were sampled from.
+    """
+    # Optuna's trial has, for each option, the value as Optuna samples it (the index of a choice, or
+    # a number) and the distribution that it was sampled from. A FixedTrial does not sample, but
+    # returns the given values; ``suggest`` asks it for each, and so it notes the distributions.
+    values = space.encode(trial.options)
+    fixed = FixedTrial(values)
+    space.suggest(fixed)
+    return create_trial(value=trial.score, params=values, distributions=fixed.distributions)
 
 
 def quiet_tune() -> None:

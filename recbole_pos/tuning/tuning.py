@@ -160,9 +160,9 @@ def tune(
             folder = Path(path)
         else:
             folder = Path(args.resume)
-            not_allowed: dict[str, Any] = {"model": model, "dataset": name, "space": space}
-            not_allowed["config_file_list"] = config_file_list
-            search = resume_search(folder, args, config_dict, not_allowed)
+            subject: dict[str, Any] = {"model": model, "dataset": name, "space": space}
+            subject["config_file_list"] = config_file_list
+            search = resume_search(folder, args, config_dict, subject)
             stack.enter_context(lock_folder(folder, "searched"))
 
         # Read the data, and the trials of earlier calls.
