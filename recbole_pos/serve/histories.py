@@ -256,16 +256,20 @@ def read_histories(
 
 
 def _to_table(histories: Any) -> pa.Table | None:
-    """Return a frame or a Series of histories as a table of Arrow; None for any other form.
+    """Return histories as a table of Arrow: a frame, a Series, or plain lists of names.
 
-    The index of a Series becomes the column ``id``, and so does the named index of a DataFrame that
-    has no such column.
+    None for any other form. The index of a Series becomes the column ``id``, and so does the named
+    index of a DataFrame that has no such column.
 
     Raises:
         UsageError: if the columns are not those of histories, or Arrow cannot hold the values.
     """
     if isinstance(histories, (pd.Series, pd.DataFrame)):
         histories = _convert_pandas(histories)
+    elif isinstance(histories, list) and all(isinstance(items, list) for items in histories):
+        # Arrow reads lists of text faster than pydantic does, and refuses those with other values.
+        with suppress(pa.ArrowException, UnicodeError):
+            return pa.table({"items": pa.array(histories, pa.list_(pa.string()))})
     # Frames of polars, DuckDB and pyarrow have both attributes; a stream without names of columns
     # has the first one only.
     is_frame = hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns")
