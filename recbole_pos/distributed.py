@@ -46,21 +46,27 @@ class Shard:
         """Whether there is no other process."""
         return self.size == 1
 
-    def take(self, rows: Any, target_counts: Any = None) -> Any:
-        """Return this process's rows of a batch, and count the items to predict (targets) in them.
+    def take(self, rows: Any) -> Any:
+        """Return this process's rows of a batch in which each row has one target, and count these.
 
-        Process 0 of 2 gets the rows [a, c] of [a, b, c]. If the three rows have 4, 1 and 3 targets,
+        Args:
+            rows: the rows of the whole batch, an array or a tensor.
+        """
+        self.count_targets(np.ones(len(rows), dtype=int))
+        return self.take_rows(rows)
+
+    def count_targets(self, counts: np.ndarray) -> None:
+        """Keep how many items a batch has to predict (targets): in all, and in this process's rows.
+
+        Process 0 of 2 has the rows [a, c] of [a, b, c]. If the three rows have 4, 1 and 3 targets,
         its ``num_targets`` becomes 7 and ``num_batch_targets`` 8. From these two follows its
         ``weight`` 7 / 8, by which the process multiplies its mean loss.
 
         Args:
-            rows: the rows of the whole batch, an array or a tensor.
-            target_counts: number of targets of each row, as long as ``rows``; one each by default.
+            counts: [rows] number of targets of each row of the whole batch.
         """
-        counts = np.ones(len(rows), dtype=int) if target_counts is None else target_counts
         own_counts = counts[self.rank :: self.size]  # of the rows that ``take_rows`` returns
         self.num_targets, self.num_batch_targets = int(own_counts.sum()), int(counts.sum())
-        return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
         """Return this process's rows of a batch: every ``size``-th row from row ``rank`` on.

@@ -32,6 +32,7 @@ from torch.distributed.launcher.api import LaunchConfig
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import WindowLoader
+from recbole_pos.data.windows import WindowGatherer
 from recbole_pos.distributed import Shard, SharedLoss, compute_global_loss
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment import launch
@@ -184,7 +185,9 @@ def test_every_target_is_ranked_once(experiment, monkeypatch, options) -> None:
 def test_a_small_batch_has_no_borrowed_weight() -> None:
     shard = Shard(2, 3)
     assert shard.take(np.array([5, 9])).tolist() == [5] and shard.weight == 0
-    assert shard.take(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and shard.weight == 6 / 21
+    assert shard.take(np.arange(7)).tolist() == [2, 5] and shard.weight == 2 / 7
+    shard.count_targets(np.arange(7))  # of the rows 2 and 5: 2 and 5 targets
+    assert shard.weight == 7 / 21
 
 
 def test_what_processes_cannot_share_is_refused(experiment, monkeypatch) -> None:
@@ -303,23 +306,22 @@ def test_two_processes_share_gradients_and_losses(tmp_path) -> None:
 @pytest.fixture
 def trained_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file to which every process adds a line for each batch: epoch, windows."""
-    file, epoch = tmp_path / "windows", [0]
-    iterate, take = WindowLoader.__iter__, Shard.take
+    file, loaders = tmp_path / "windows", [None]
+    iterate, gather = WindowLoader.__iter__, WindowGatherer.gather
 
     def iterate_and_note(loader: WindowLoader) -> Iterator[Any]:
-        epoch[0] = loader.epoch
+        loaders[0] = loader
         return iterate(loader)
 
-    def take_and_note(shard: Shard, rows: Any, target_counts: Any = None) -> Any:
-        own = take(shard, rows, target_counts)
-        if shard.num_targets and isinstance(rows, np.ndarray):  # none: its row is only borrowed
-            line = json.dumps([epoch[0], own.tolist()]) + "\n"
+    def gather_and_note(gatherer: WindowGatherer, batch: np.ndarray, numbers: Tensor) -> Any:
+        if loaders[0].shard.num_targets:  # none: its window is only borrowed
+            line = json.dumps([loaders[0].epoch, batch.tolist()]) + "\n"
             with open(file, "ab", buffering=0) as notes:
                 os.write(notes.fileno(), line.encode())
-        return own
+        return gather(gatherer, batch, numbers)
 
     monkeypatch.setattr(WindowLoader, "__iter__", iterate_and_note)
-    monkeypatch.setattr(Shard, "take", take_and_note)
+    monkeypatch.setattr(WindowGatherer, "gather", gather_and_note)
     monkeypatch.setattr(launch, "LaunchConfig", forking)
     return file
 

@@ -212,29 +212,30 @@ class Dataset:
         learns_from_windows = self.config["augmentation"] == "all_positions"
         num_steps = self.config["target_window"] if learns_from_windows else 1
 
-        # All m training targets, in the order of the log: user by user, oldest first. Some options
-        # train on fewer histories: ``is_learned_from`` [m] says whether the history that ends
-        # before target i is one of them. With ``augmentation: none`` it is true for a user's newest
-        # target only.
+        # All m training targets, user by user and oldest first: the user and the item of each, and
+        # whether the model learns from the history that ends before it. (Some options leave
+        # histories out, such as ``augmentation: none`` all but the newest of a user.)
         rows = np.flatnonzero(self.split.find_targets(TRAIN))
         users, items = self.log.find_users(rows), self.log.items.numpy()[rows]
-        is_learned_from = self._find_learned_targets()[rows]
+        has_history_learned = self._find_learned_targets()[rows]
 
-        # For step = 0, 1, ...: the history before target i has target i + step, if that is of the
-        # same user. ``nearer`` and ``further`` select i and i + step for all i: [0, ..., m - step)
-        # and [step, ..., m).
+        # For step = 0, 1, ...: the history before target i also has the target i + step, if that is
+        # of the same user. There are m - step such pairs of i and i + step.
         counts = np.zeros(self.item_num, dtype=np.int64)
         for step in range(min(num_steps, len(rows))):
-            nearer, further = slice(len(rows) - step), slice(step, None)
-            is_counted = is_learned_from[nearer] & (users[nearer] == users[further])
-            counts += np.bincount(items[further][is_counted], minlength=self.item_num)
+            num_pairs = len(rows) - step
+            has_same_user = users[:num_pairs] == users[step:]
+            is_counted = has_history_learned[:num_pairs] & has_same_user
+            counts += np.bincount(items[step:][is_counted], minlength=self.item_num)
         return counts
 
     def _find_learned_targets(self) -> np.ndarray:
-        """Return which training targets (interactions to predict) a model learns in an epoch.
+        """Return which interactions a model learns to predict in an epoch of training.
 
-        With the option ``augmentation: none`` it learns only the newest target of each user; with
-        ``all_positions`` all that are in a training window; else all.
+        The option ``augmentation`` says which: ``none`` only the newest training target of each
+        user, ``prefix`` all training targets, and ``all_positions`` those that are the target of an
+        input of a training window. (With ``train_windows: last`` a user has one window, so older
+        targets are in none.)
 
         Returns:
             [interactions] bool.
@@ -244,13 +245,15 @@ class Dataset:
         if augmentation != "all_positions":
             return is_learned
 
-        # Under ``train_windows: last`` a user's older targets are in no window. A window has its
-        # inputs in the rows up to ``end``, ``end`` excluded, and those from ``first`` on have a
-        # target: the interaction in the row after them. So of a window with first 3 and end 5, the
-        # inputs 3 and 4 have the targets 4 and 5. Mark these rows of all windows.
+        # Mark the rows of the targets of all windows. A window, of which this is an example, has
+        # its inputs in the rows from ``start`` on, before ``end``. Those from ``first`` on have a
+        # target, which is in the next row.
+        #     inputs                 rows 2 3 4    start 2, end 5
+        #     inputs with a target   rows   3 4    first 3
+        #     their targets          rows     4 5  so from first + 1 to end
+        # ``gather_index`` lists the rows of all windows: [4, 5] of a window with these numbers.
         windows = self.make_training_windows()
-        num_targets = windows.end - windows.first
-        target_rows = gather_index(windows.first + 1, num_targets)  # num_targets rows from each
+        target_rows = gather_index(windows.first + 1, windows.end - windows.first)
         is_in_window = np.zeros(len(self.log), dtype=bool)
         is_in_window[target_rows] = True
         return is_learned & is_in_window

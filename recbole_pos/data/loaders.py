@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.recbole_view import RecBoleView
 from recbole_pos.data.splits import PHASES, VALID
+from recbole_pos.data.targets import hash_texts
 from recbole_pos.data.windows import (
     BatchRequirements,
     SequenceBatch,
@@ -67,7 +67,8 @@ class WindowLoader:
             requirements: what the model declares about its batches, such as that they carry times
                 or (``linked``) all windows of a user.
         """
-        # The data. RecBole's code reads the dataset of a loader under the name ``_dataset``, too.
+        # The data. A window is a range of rows of ``log``, with the inputs of one user. RecBole's
+        # code reads the dataset of a loader under the name ``_dataset``, too.
         self.dataset = self._dataset = dataset
         self.log = dataset.data.log
         self.windows = dataset.data.make_training_windows()
@@ -75,16 +76,19 @@ class WindowLoader:
         self.features = read_history_features(dataset.data)
         self.requirements = requirements
 
-        # Options of the batches; ``max_inputs`` is None for no limit.
+        # Options of the batches. Windows are sorted by length within pools, each of as many windows
+        # as ``pool_size`` batches have. ``max_inputs`` of a batch is None for no limit.
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.max_inputs = config["train_batch_events"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
 
-        # The state of the loader. The gatherer makes a batch of the numbers of its windows, on the
-        # device where it has a copy of the data; the batches of an epoch are kept with its number.
+        # ``shard`` is this process's part of every batch: all of it, until ``divide`` sets another.
         self.epoch = 0
         self.shard = Shard()
+        # ``_gatherer`` has a copy of the data on a device, the CPU at first. It takes the indices
+        # of some windows, and returns the batch with their inputs and targets on that device.
         self._gatherer = self._make_gatherer(torch.device("cpu"))
+        # The number of an epoch, and for each of its batches the indices of its windows.
         self._cached: tuple[int, list[np.ndarray]] | None = None
 
     def divide(self, shard: Shard) -> None:
@@ -101,22 +105,26 @@ class WindowLoader:
     def _group_windows(self) -> tuple[pd.DataFrame, list[np.ndarray] | None]:
         """Find the groups of windows that must come in the same batch.
 
-        For example, windows of the users [5, 3, 5] that must come together for each user are the
-        groups [1] and [0, 2], in the order of the users.
+        Some models need all windows of a user in one batch (``requirements.linked``): a group has
+        the windows of a user. For example, if the windows 0, 1 and 2 are of the users 5, 3 and 5,
+        the groups are [1] (of user 3) and [0, 2] (of user 5). For other models each window is a
+        group of its own.
 
         Returns:
-            groups: a row for each group, with the columns ``windows`` (how many), ``max_length``
-                (of its longest window), ``inputs`` and ``targets`` (numbers of all its windows).
-            windows_by_group: for each group the numbers of its windows, oldest first; None if each
-                window is a group, whose number is that of the window.
+            groups: a row for each group, with the columns ``windows`` (how many it has),
+                ``max_length`` (inputs of its longest window), ``inputs`` and ``targets`` (how many
+                its windows have together).
+            windows_by_group: for each group the indices of its windows, oldest first, such as [0,
+                2]; None if group i is window i.
         """
+        # The number of inputs and of targets of each window.
         lengths, num_targets = self.windows.lengths, self.windows.num_targets
         if not self.requirements.linked:
             sizes = {"windows": 1, "max_length": lengths, "inputs": lengths, "targets": num_targets}
             return pd.DataFrame(sizes), None
 
-        # Sorting windows by their first rows puts those of a user together, oldest first, since the
-        # log is sorted by user and time.
+        # ``windows.start`` is the row in the log where a window begins. The log is sorted by user
+        # and time, so sorting windows by it puts those of a user together, oldest first.
         windows = np.argsort(self.windows.start, kind="stable")
         users = self.log.find_users(self.windows.start[windows])
         table = pd.DataFrame({"length": lengths[windows], "targets": num_targets[windows]})
@@ -137,28 +145,29 @@ class WindowLoader:
     def _make_batches(self) -> list[np.ndarray]:
         """Distribute the training windows over the batches of this epoch, at random.
 
-        Some windows must come in the same batch: they form a group. For most models every window is
-        a group of its own. All steps but the last one distribute groups, by their numbers; the last
-        one replaces each group by its windows.
+        Some models need all windows of a user in the same batch: these are a group then. For all
+        other models every window is a group of its own. So this distributes groups, and replaces
+        them by their windows at the end.
 
         Returns:
-            For each batch the numbers of its windows, [k] int64.
+            For each batch the indices of its windows, [k] int64.
         """
-        # Put the groups in random order. ``groups`` is a table with a row for each group, which has
-        # its numbers of windows and inputs; ``windows_by_group`` has the numbers of its windows.
+        # ``groups`` is a table with a row for each group: how many windows and inputs it has.
+        # ``windows_by_group`` has the indices of its windows; None if group i is window i.
         groups, windows_by_group = self._group_windows()
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(groups)) if self.shuffle else np.arange(len(groups))
 
-        # Cut that order into pools, such as [[4, 0, 2], [1, 3]], each with about as many windows as
-        # ``pool_size`` batches. If these are 100, a group with 250 windows before it in the order
-        # is in pool 2, and the order is split where the number of the pool changes.
-        sizes = groups["windows"].to_numpy()[order]
-        pool_numbers = (np.cumsum(sizes) - sizes) // (self.batch_size * self.pool_size)
-        pools = _split_where_different(order, pool_numbers)
+        # Cut the groups, in this order, into pools of about as many windows as ``pool_size``
+        # batches have. For example, pools of 100 windows: groups with [60, 50, 70] windows have [0,
+        # 60, 110] windows before them, so they go to the pools [0, 0, 1].
+        num_windows = groups["windows"].to_numpy()[order]
+        num_before = np.cumsum(num_windows) - num_windows
+        pool_by_group = num_before // (self.batch_size * self.pool_size)
+        pools = _split_where_different(order, pool_by_group)
 
-        # Cut each pool into batches, [groups of each], in which windows are about equally long. Cut
-        # batches of more than ``max_inputs`` inputs into smaller ones. Then shuffle the batches.
+        # Cut each pool into batches of groups, in which windows are about equally long. Cut batches
+        # of more than ``max_inputs`` inputs into smaller ones. Then shuffle the batches.
         batches = [batch for pool in pools for batch in self._cut_pool(pool, groups.iloc[pool])]
         if self.max_inputs is not None:
             num_inputs = groups["inputs"].to_numpy()
@@ -166,7 +175,7 @@ class WindowLoader:
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
 
-        # Replace groups by their windows; None if every window is a group, with the same number.
+        # Replace the groups of each batch by their windows.
         if windows_by_group is None:
             return batches
         return [np.concatenate([windows_by_group[i] for i in batch]) for batch in batches]
@@ -212,24 +221,24 @@ class WindowLoader:
     def __iter__(self) -> Iterator[SequenceBatch]:
         """Yield the batches of this epoch, packed on the device of ``_gatherer``.
 
-        If several processes train together, each yields its own part of every batch, by its
-        ``shard``. ``_gatherer`` makes a batch of the numbers of its windows.
+        If several processes train together, each yields its own part of every batch.
         """
-        # ``batches``: the numbers of the windows of each batch, of all processes. ``own_batches``:
-        # those of this process only, which are all if it is the only one.
+        # For each batch the indices of its windows: of all processes, and of this one (its part is
+        # described by ``shard``).
         batches = self._get_batches()
         own_batches = [self.shard.take_rows(batch) for batch in batches]
 
-        # Copy all numbers to the device at once, rather than batch by batch, and divide the copy.
-        all_numbers = torch.from_numpy(np.concatenate(own_batches)).to(self._gatherer.device)
-        numbers_on_device = all_numbers.split(list(map(len, own_batches)))
+        # Copy the indices of all batches to the device at once, which would otherwise wait for each
+        # copy, and divide them there.
+        all_indices = torch.from_numpy(np.concatenate(own_batches)).to(self._gatherer.device)
+        indices_on_device = all_indices.split(list(map(len, own_batches)))
 
-        # The loss of a batch is weighted by its numbers of targets, in this process and in all.
-        # ``take`` counts them in the shard, which has those of one batch only. So it is called just
-        # before the batch is used; the windows that it returns are known from above.
-        for batch, own_batch, numbers in zip(batches, own_batches, numbers_on_device, strict=True):
-            self.shard.take(batch, self.windows.num_targets[batch])
-            yield self._gatherer.gather(own_batch, numbers)
+        # The shard keeps how many targets the current batch has, in this process and in all: the
+        # loss is weighted by these. ``gather`` makes the batch: it reads the indices on the host,
+        # for its size, and on the device, for its content.
+        for batch, own_batch, indices in zip(batches, own_batches, indices_on_device, strict=True):
+            self.shard.count_targets(self.windows.num_targets[batch])
+            yield self._gatherer.gather(own_batch, indices)
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
@@ -241,9 +250,10 @@ class WindowLoader:
             device: device of the model.
             data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
-        # ``_gatherer`` makes the batches, on the device that has its copy of the data: the host at
-        # first. Give it a copy on the device of the model, if they fit. A model with a function
-        # ``prepare`` needs each batch on the host, where that computes sizes of it: no copy then.
+        # ``_gatherer`` has a copy of the training data on a device, and makes the batches there.
+        # The constructor has set one for the CPU. Replace it by one for the device of the model, if
+        # the data fit. Not if the model has a function ``prepare``, which computes sizes of each
+        # batch: that must run on the host.
         prepare = self.requirements.prepare
         if self._gatherer.device != device and prepare is None:
             if fits_on_device(device, data_on_device, self.log, self.windows, self.features):
@@ -253,14 +263,14 @@ class WindowLoader:
             yield from batches
             return
 
-        # Else make the batches on the host. While the model uses one, a thread makes the next
-        # (``prefetch``). With several processes (not ``is_alone``) it must not: making a batch puts
-        # its numbers of targets into the shard, and the loss of this batch still reads its own.
+        # Else make the batches on the host. ``prefetch`` lets a thread make the next batch while
+        # the model uses this one. It is not for several processes: making the next batch replaces
+        # the counts of targets in the shard, by which they still weight the loss of this batch.
         if prepare is not None:
             batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        if self.shard.is_alone:
+        if self.shard.is_alone:  # there is only one process
             batches = prefetch(batches)
         for batch in batches:
             yield batch.to(device)
@@ -426,14 +436,10 @@ def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.nda
         names: [users] name of each user by id.
         num_users: size of the sample.
     """
-    # A digest (hash) of 8 bytes, such as that of "valid ann", read as one whole number.
-    # PHASES[VALID] is the word valid.
+    # For the user ann it is that of the text "valid ann" (PHASES[VALID] is the word valid).
     ids = np.unique(users)
-    digests = [
-        hashlib.blake2b(f"{PHASES[VALID]} {name}".encode(), digest_size=8).digest()
-        for name in names[ids].tolist()
-    ]
-    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+    texts = [f"{PHASES[VALID]} {name}" for name in names[ids].tolist()]
+    numbers = np.array(hash_texts(texts, num_bytes=8), dtype=np.uint64)
     return ids[np.argsort(numbers, kind="stable")[:num_users]]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,7 +32,9 @@ T = TypeVar("T")
 class Windows:
     """Training windows for models that learn from all positions at once.
 
-    The target of an input is the next interaction of the log.
+    The target of an input is the interaction in the row after it. For example, a window with start
+    2, first 3 and end 5 has the inputs in rows 2, 3 and 4 of the log. The targets of the inputs 3
+    and 4 are the interactions in rows 4 and 5; input 2 is context only.
 
     Attributes:
         start, end: [windows] the inputs of window w are rows start[w] : end[w] of the log.
@@ -52,26 +54,33 @@ class Windows:
 
     @cached_property
     def num_targets(self) -> np.ndarray:
-        """[windows] number of targets."""
-        # Inputs are the rows start .. end - 1, and those from ``first`` on have a target.
+        """[windows] number of targets.
+
+        For example, a window has its inputs in the rows 2, 3 and 4 of the log (``end`` is 5), and
+        ``first`` is 3: only the inputs from row 3 on have a target, the interaction in the row
+        after them. So its targets are in the rows 4 and 5, which are two. If ``is_target`` is false
+        for row 4, there is one.
+        """
         if self.is_target is None:
             return self.end - self.first
-        # The targets of the inputs first .. end - 1 are the rows after them, first + 1 .. end.
+
+        # Count the rows that may be targets from ``first_target`` up to ``target_end``, excluded:
+        # num_before[r] is how many there are before row r of the log.
+        first_target, target_end = self.first + 1, self.end + 1
         num_before = np.concatenate(([0], np.cumsum(self.is_target)))
-        return num_before[self.end + 1] - num_before[self.first + 1]
+        return num_before[target_end] - num_before[first_target]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Return the windows that still have a target if only some interactions may be targets.
+        """Return the windows with fewer targets: only interactions where ``is_target`` is true.
 
-        The returned windows have the same inputs as before (rows ``start`` to ``end`` of the log,
-        and context before ``first``). Only windows that are left without a target are missing.
+        The inputs of a window stay the same. Windows that are left without a target are dropped.
 
         Args:
             is_target: [interactions] bool, which interactions may be targets.
         """
-        restricted = Windows(self.start, self.end, self.first, is_target)
-        is_kept = restricted.num_targets > 0
-        return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
+        all_windows = replace(self, is_target=is_target)
+        kept = all_windows.num_targets > 0
+        return Windows(self.start[kept], self.end[kept], self.first[kept], is_target)
 
 
 def cut_windows(
@@ -109,40 +118,41 @@ def cut_windows(
     user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1
     num_inputs = user_end - user_start
 
-    # ``num_new``: how many targets a window has that the user's newer windows do not have. A window
-    # ends that many rows before the next newer one.
-    num_new = max_length
+    # From one window of a user to the next older one, all rows move back by ``step``. This is also
+    # how many targets a window has, except a user's oldest.
+    step = max_length
     if mode == "prefix":
-        num_new = 1
+        step = 1
     elif mode == "sliding":
-        num_new = max(max_length // 2, 1) if stride is None else stride
-        if not 1 <= num_new <= max_length:
+        step = max(max_length // 2, 1) if stride is None else stride
+        if not 1 <= step <= max_length:
             raise UsageError(
                 f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
             )
 
-    # ``num_windows`` of each user: the oldest window, and as many others as it takes for the rest
-    # of the targets, ``num_new`` in each. So under ``sliding`` a user with 7 inputs, max_length 4
-    # and stride 2 has 1 + ceil((7 - 4) / 2) = 3 windows.
+    # Number of windows of each user: the oldest one, and others for the targets that it leaves,
+    # ``step`` in each.
     num_windows = np.ones_like(num_inputs)
     if mode != "last":
-        num_in_oldest = 1 if mode == "prefix" else max_length  # targets of the oldest, at most
-        num_left = np.maximum(num_inputs - num_in_oldest, 0)
-        num_windows += np.ceil(num_left / num_new).astype(np.int64)
+        most_in_oldest = 1 if mode == "prefix" else max_length  # most targets of the oldest window
+        num_left = np.maximum(num_inputs - most_in_oldest, 0)
+        num_windows += np.ceil(num_left / step).astype(np.int64)
 
-    # One entry for each window: its user u, and its age: 0 for the user's newest window, then 1, 2
-    # and so on. If users 0 and 1 have 3 windows and 1, ``user`` is [0, 0, 0, 1], and ``age`` is
-    # [0, 1, 2, 0].
+    # From here on there is an entry for each window: its user, and its age, which is 0 for the
+    # user's newest window. ``gather_index`` counts from 0 for each user: if two users have 3
+    # windows and 1, ``user`` is [0, 0, 0, 1] and ``age`` is [0, 1, 2, 0].
     user = np.repeat(np.arange(len(num_windows)), num_windows)
     age = gather_index(np.zeros_like(num_windows), num_windows)
 
-    # Of the user's 7 inputs in rows 0 to 6, the windows end (exclusively) at 7, 5 and 3, and start
-    # at 3, 1 and 0. The first input with a target (``first``) is at 5 and 3, and in the oldest
-    # window at 0. The inputs before it are context: their targets are those of older windows.
-    end = user_end[user] - age * num_new
+    # For example, ``sliding`` with max_length 4 and stride 2 gives a user with the 7 inputs 0 to 6
+    # these windows (the inputs before ``first`` are context):
+    #     age 0: inputs 3 4 5 6, start 3, end 7, first 5, targets of the inputs 5 and 6
+    #     age 1: inputs 1 2 3 4, start 1, end 5, first 3, targets of the inputs 3 and 4
+    #     age 2: inputs 0 1 2,   start 0, end 3, first 0, targets of all three: it is the oldest
+    end = user_end[user] - age * step
     start = np.maximum(end - max_length, user_start[user])
     is_oldest = age == num_windows[user] - 1
-    return Windows(start, end, first=np.where(is_oldest, start, end - num_new))
+    return Windows(start, end, first=np.where(is_oldest, start, end - step))
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -236,9 +246,14 @@ class WindowGatherer:
     ) -> None:
         """Copy interactions, windows and features to the device; times only if required.
 
+        Window w has its inputs in the rows start[w] up to end[w] (excluded) of the log. Those from
+        the row first[w] on have a target, the interaction in the row after them. If there is a mask
+        ``is_target`` of the interactions, only some of these targets are learned.
+
         Args:
             log: the interactions; the items of inputs and targets are read from it.
-            windows: which rows of the log are the inputs of each window.
+            windows: arrays ``start``, ``end`` and ``first``, [windows], and ``is_target``,
+                [interactions] or None. They are kept on the host, too, to compute sizes there.
             requirements: what the model declares about its batches.
             device: where the copies lie and batches are made.
             features: columns of attributes of interactions and users that batches carry.
@@ -316,14 +331,22 @@ class WindowGatherer:
 
     def _read_seconds(self, times: Tensor, rows: Tensor) -> Tensor:
         """Return the times of some rows of the log in seconds."""
-        seconds = self.requirements.seconds  # in one unit of the times
-        return times[rows] if seconds == 1 else times[rows] * seconds  # times 1 would be a copy
+        return times[rows] * self.requirements.seconds  # in one unit of the times
 
     def _find_queries(self, batch: np.ndarray, numbers: Tensor, rows: Tensor) -> Tensor:
         """Return the positions of a batch from which a target is predicted.
 
-        For example, of two windows with 3 inputs each, of which the last 2 and the last 1 have a
-        target, these are the positions [1, 2, 5].
+        A position is the place of an input in the batch, which has all windows end to end. An input
+        has a target if it passes two tests. First, it is in the row ``first`` of its window or
+        later. Second, its target (the interaction in the row after it) may be one: the mask
+        ``is_target`` is true, or there is no mask.
+
+        For example, a batch has two windows with 3 inputs each. In the first window the last 2
+        inputs pass both tests, in the second the last 1. The positions are [1, 2, 5].
+
+        How many there are is computed on the host, since Python would wait for an answer of the
+        device. So the host has a copy of the windows (``self.windows``), and the device another
+        (``self.start``, ``self.end``, ``self.first`` and ``self.is_target``).
 
         Args:
             batch: [b] int64, numbers of the windows, on the host.
@@ -333,28 +356,22 @@ class WindowGatherer:
         Returns:
             [targets] int64, on the device.
         """
-        # A window has its inputs in the rows ``start`` to ``end`` of the log, and those from the
-        # row ``first`` on have a target. ``self.windows`` has these numbers on the host, to know
-        # sizes without reading from the device; self.start, self.end and self.first are copies on
-        # the device.
+        # First test: the positions of the inputs from ``first`` on. In the example, the windows
+        # begin at the positions 0 and 3 of the batch, and their first inputs with a target are 1
+        # and 2 positions further on, at 1 and 5.
         start, end, first = self.start[numbers], self.end[numbers], self.first[numbers]
-
-        # In the example, the windows begin at the positions 0 and 3 of the batch (``begin``). Their
-        # first inputs with a target are 1 and 2 positions further on (first - start): at 1 and 5.
         lengths = end - start
         begin = lengths.cumsum(0) - lengths
         num_possible = int((self.windows.end[batch] - self.windows.first[batch]).sum())
-        queries = concatenate_ranges(begin + (first - start), end - first, num_possible)
+        possible = concatenate_ranges(begin + (first - start), end - first, num_possible)
         if self.is_target is None:
-            return queries
+            return possible
 
-        # Only some interactions may be targets (``self.is_target``, [interactions]). The target of
-        # an input is in the row after it. Drop the inputs whose target may not be one: a stable
-        # sort of 0 (has a target) and 1 brings the others to the front, in their order. To select
-        # them by a mask, torch would have to read from the device how many there are.
+        # Second test, by the mask. A stable sort of 0 (passes) and 1 (fails) brings those that pass
+        # to the front, in their order; ``num_targets`` says how many these are.
         num_targets = int(self.windows.num_targets[batch].sum())
-        has_no_target = (~self.is_target[rows[queries] + 1]).byte()
-        return queries[has_no_target.argsort(stable=True)[:num_targets]]
+        fails = (~self.is_target[rows[possible] + 1]).byte()
+        return possible[fails.argsort(stable=True)[:num_targets]]
 
 
 def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
