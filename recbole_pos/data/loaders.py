@@ -228,8 +228,8 @@ class WindowLoader:
         batches = self._get_batches()
         own_batches = [self.shard.take_rows(batch) for batch in batches]
 
-        # Copy the indices of all batches to the device at once, which would otherwise wait for each
-        # copy, and divide them there.
+        # Copy the indices of all batches to the device at once, and divide them there. A copy for
+        # each batch would have to wait until the device has finished the batch before.
         all_indices = torch.from_numpy(np.concatenate(own_batches)).to(self._gatherer.device)
         indices_on_device = all_indices.split(list(map(len, own_batches)))
 
