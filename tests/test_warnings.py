@@ -16,6 +16,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.interactions import check_clock, check_resolution, sort_interactions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.diagnosis import looks_ahead
 
 DAY = 86400.0
 
@@ -137,6 +138,14 @@ def test_training_warns(tiny: Path, caplog, model: type, options: dict, warned: 
     made.trainer.fit(made.loaders["train"], made.loaders["valid"], verbose=False, saved=False)
     found = [record.message for record in caplog.records if "looks ahead" in record.message]
     assert len(found) == (warned is not None) and all(warned in text for text in found)
+
+
+def test_the_check_for_looking_ahead_changes_nothing_of_the_training(tiny: Path) -> None:
+    model = fresh(BothWays, tiny).model.train()
+    before = torch.get_rng_state(), [p.clone() for p in model.parameters()]
+    assert looks_ahead(model) > 0.01
+    assert model.training and torch.equal(torch.get_rng_state(), before[0])
+    assert all(map(torch.equal, before[1], model.parameters()))
 
 
 def test_an_option_without_a_default_is_named(tiny: Path, caplog) -> None:
