@@ -108,37 +108,29 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
     """Return the attention weights of a scheme that weighs interactions by their positions only.
 
     The scheme has one matrix of weights for all histories, by query (row) and key (column). The
-    newest interaction has its last row and column. So with t = 3, a history of 2 interactions uses
-    the rows and columns 1 and 2; this function moves them to the rows and columns 0 and 1:
+    newest interaction of a history has its last row and column. So with t = 3, a history of 2
+    interactions has the weights in the lower right corner. This function moves them to the upper
+    left one, where row and column 0 are those of the oldest interaction:
 
-        a 0 0       d 0 -
-        b d 0  ->   e f -
-        c e f       - - -   (-: behind the end of the history, with any value)
+        a 0 0       d 0 0
+        b d 0  ->   e f 0
+        c e f       0 0 0
 
     Args:
         scheme: the position scheme, which replaces a layer's attention, with h heads.
         batch: b histories of at most t interactions (``batch.width``).
 
     Returns:
-        [b, h or 1, t, t] weights by history, head, query and key. Row and column 0 are those of the
-        oldest interaction of each history. Rows behind the end of a short history mean nothing.
+        [b, h or 1, t, t] weights by history, head, query and key.
     """
     t = batch.width
     matrix = scheme.weights(t)  # [h or 1, t, t], 0 for keys that are later than the query
+    weights = matrix.new_zeros(len(batch.lengths), *matrix.shape)
+    for i, length in enumerate(batch.lengths.tolist()):
+        weights[i, :, :length, :length] = matrix[:, t - length :, t - length :]
 
-    # index [b, t]: the row and column of the matrix that each one of the result is taken from; for
-    # the history above 1, 2 and, behind its end, 2 again, the last that there is
-    num_absent = (t - batch.lengths)[:, None]  # 1 for the history above
-    index = (num_absent + torch.arange(t, device=num_absent.device)).clamp(max=t - 1)
-
-    # weights[n, :, i, j] = matrix[:, index[n, i], index[n, j]]; index 2 again would give weights to
-    # keys later than the query, which ``tril`` sets to 0
-    rows, columns = index[:, :, None], index[:, None, :]
-    weights = matrix[:, rows, columns].transpose(0, 1).tril()  # [b, h or 1, t, t]
-
-    # Most schemes divide the weights of a query by their sum (``divides_by_sum``). Keys before the
-    # oldest interaction are left out here, so the sum is that of the others, and not yet 1 in the
-    # matrix. It may be so small that it is rounded to 0, by which nothing must be divided.
+    # Most schemes (``divides_by_sum``) divide the weights of a query by their sum. The sum may be
+    # so small that it is rounded to 0, as it is behind a history; nothing must be divided by 0.
     if not scheme.divides_by_sum:
         return weights
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)

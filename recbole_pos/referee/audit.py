@@ -147,28 +147,31 @@ def _measure_baselines(
     splits: Mapping[str, Any],
     orders: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, list[float]]]:
-    """Train and test two baselines on every split.
+    """Train and test two baselines on every split of a dataset.
+
+    Interactions of the same time have no order by themselves. A split is tested once for each order
+    that they are put into, to see how much depends on it.
 
     Args:
         dataset: the dataset, its name or its folder.
         config_files: yaml files of options.
         options: options of the data, which win over files. Without ``mask_history`` among them,
             items of the user's past are ranked, too.
-        splits: name of a split -> value of the option ``split``.
-        orders: name of a split -> orders of interactions of the same time, values of ``ties``.
+        splits: name of each split -> how it is made, such as {"by time": {"GT": [0.8, 0.9]}}.
+        orders: name of each split -> orders of interactions of the same time, such as {"by time":
+            ["file", "random(1)"]}: that of the file, and a random one.
 
     Returns:
-        Baseline -> name of a split -> test NDCG@10 of each order.
+        Baseline -> name of each split -> NDCG@10 of the test targets, for each order.
     """
-    files = [os.fspath(file) for file in config_files]
+    name, files = read_dataset_name(dataset), [os.fspath(file) for file in config_files]
     levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
     for model, (split_name, split) in itertools.product(BASELINES, splits.items()):
         levels[model][split_name] = []
         for order in orders[split_name]:
             given = {"mask_history": False, **options, "eval_args": {"split": split, "ties": order}}
             home = TemporaryFolder()  # for the output of the run; it is deleted with this object
-            name, run_dir = read_dataset_name(dataset), home.path / "run"
-            result = run(model, name, files, given, run_dir=run_dir, verbose=False)
+            result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
             assert result is not None and result.test is not None  # one process; there are targets
             levels[model][split_name].append(result.test["ndcg@10"])
     return levels

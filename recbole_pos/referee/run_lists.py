@@ -85,8 +85,8 @@ def compute_lists(
 ) -> pd.DataFrame:
     """Return the best items of a run for each request, as :func:`write_lists` writes them.
 
-    A request is the question which item comes next after a history. The run is evaluated once more,
-    and what the evaluation keeps for its metrics has the best items.
+    A request is the question which item comes next after a history.
+
     Args:
         run_dir: the folder of the run.
         k: items of a list. By default 100, or all items of a dataset that has fewer.
@@ -101,19 +101,20 @@ def compute_lists(
         num_items = read_run_data(run_dir, data_path).item_num - 1  # without the id of padding
         k = min(_LENGTH, num_items)
 
-    # Evaluate the run. Its evaluation keeps the best items only for a metric that needs them, such
-    # as ItemCoverage (_KEEPS_ITEMS), whose value is not used; and the rows of targets only in a
-    # test.
+    # Evaluate the run once more. An evaluation keeps the best items of each target only if a metric
+    # needs them; ItemCoverage (_KEEPS_ITEMS) does, and its value is not used.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
     loader = experiment.loaders[part]
+    # Only an evaluation called test keeps which interactions the targets are. For part valid it is
+    # called so, too; its targets, which the loader has already, stay those of the part.
     loader._dataset.phase = "test"
     experiment.trainer.evaluate(loader, load_best_model=False)
 
-    # What it has kept: under EVENT the row of each target in the table of all interactions, and
-    # under ITEMS the ids of its best items [targets, k]. Requests, one for each target, are sorted
-    # by this row, and the batches of the evaluation need not be.
+    # What it has kept of each target: under EVENT its row in the table of all interactions, under
+    # ITEMS the ids of its best items [targets, k]. The batches of an evaluation are in any order;
+    # requests, one for each target, are sorted by row, and so are the lists then.
     kept = experiment.trainer.eval_collector.last
     target_rows, items = kept.get(EVENT).cpu().numpy(), kept.get(ITEMS).cpu().numpy()
     items = items[np.argsort(target_rows, kind="stable")]

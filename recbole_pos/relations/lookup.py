@@ -8,14 +8,11 @@ One order prevents leakage. Every interaction of a batch has an arrival time, a 
 (option ``cross_sequence``). An interaction reads interactions of other users only if they arrive
 strictly before it, and of its own user only older ones of its sequence. Everything read, through
 any number of layers, lies before the reader, so nothing of a user's own future reaches the user:
-neither values, nor which relations are kept, nor how many. For the same reason the degrees that
-normalise a relation count what its two ends themselves read. (Where a window of training begins
-does depend on how many training interactions follow: windows are counted from the newest, for every
-model.)
+neither values, nor which relations are kept, nor how many. So the degrees that normalise a relation
+count what its two ends themselves read.
 
 The paper aggregates over the whole batch. Within two layers an interaction then reads its own
-target by way of another user, so masking the user's own future would not be enough. The order costs
-half of the pairs.
+target by way of another user, so masking the user's own future would not be enough.
 """
 
 from __future__ import annotations
@@ -58,8 +55,7 @@ class BatchRelations:
     Attributes:
         heads: multiplies [m, d] by [M m, m], the stacked normalised relations of items and
             behaviour; None without such relations.
-        users: multiplies [m, d] by Norm(R^U) [m, m] from position to position, which relates
-            interactions of one column of the block; None without the relation.
+        users: multiplies [m, d] by Norm(R^U) [m, m]; None without relations of users.
         edges: E, the number of entries in ``heads``.
     """
 
@@ -90,8 +86,7 @@ class TableRelation:
         the class of the interaction's item; if it is of interactions, such as the shop, its own.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the dataset's log, which is all
-                its interactions.
+            events: [m] int64 rows of the batch's interactions in the log, all of the dataset.
             lookup: ``lookup.items`` [log] has the item of each interaction of the log, and
                 ``lookup.top_k`` says how many relations to keep.
             order: which interactions of the batch each one may read.
@@ -132,8 +127,8 @@ class NumberRelation:
         It is the position, the time or the value of a field, whichever ``self.origin`` names.
 
         Args:
-            events: [m] int64 rows of interactions in the dataset's log, which is all its
-                interactions. Interactions from outside the dataset have rows after its last one.
+            events: [m] int64 rows of interactions in the log, which is all of the dataset.
+                Interactions from outside the dataset have rows after its last one.
             lookup: has positions and times of interactions, those from outside included.
 
         Returns:
@@ -150,16 +145,13 @@ class NumberRelation:
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of every interaction to older ones of its sequence.
 
-        Each interaction has a number: its position, its time or the value of a field. The smaller
-        the difference of two numbers, the stronger the relation of the two interactions:
-        exp(-difference / scale), averaged over ``self.scales``.
+        Each interaction has a number: its position, its time or the value of a field. Two of them
+        are related by exp(-difference / scale), averaged over ``self.scales``.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the dataset's log, which is all
-                its interactions.
+            events: [m] int64 rows of the batch's interactions in the log, all of the dataset.
             lookup: reads the log; ``lookup.top_k`` says how many relations to keep.
-            order: ``order.sequence`` [m] numbers the sequence of each interaction. A sequence is
-                interactions of one user, oldest first.
+            order: ``order.sequence`` [m] numbers the sequence of each interaction, oldest first.
 
         Returns:
             At most ``lookup.top_k`` relations of each interaction, each to one of the
@@ -176,10 +168,7 @@ class NumberRelation:
 
 @dataclass(frozen=True)
 class ExtendedColumn:
-    """Values of the interactions of the log [n], and after them those of histories [m].
-
-    Only what is read is copied: the log is large, and a request has few interactions.
-    """
+    """Values of the log [n], then of histories [m]; the log is large, and so is not copied."""
 
     log: np.ndarray
     histories: np.ndarray
@@ -240,31 +229,16 @@ class RelationLookup:
                 of their real times (``time_respecting``) or of random ones (``random_order``).
             max_length: L, the most interactions of a window.
             seconds: seconds in one unit of the time field.
-            default_self_relation: weight with which an interaction adds its own state to the sum of
-                states, where interactions are related by fields of users and its user has no value
-                of them. It is 1 if the sum replaces the state, and 0 if it is added to the state.
+            default_self_relation: how strongly interactions of a user without any value are related
+                to themselves by fields of users: 1 if the model replaces states by sums of related
+                states, so that theirs stay as they are; 0 if it adds such sums to the states.
         """
         # options
         self.top_k, self.max_length = top_k, max_length
         self.cross_sequence, self.across_users = cross_sequence, cross_sequence != "none"
         self.default_self_relation = default_self_relation
 
-        # Columns of the log, in which a search looks up the interactions of a batch. The log has a
-        # row for each interaction, sorted by user and time: user u has the rows offsets[u] to
-        # offsets[u + 1] - 1. ``ranks`` says how many interactions of the user are older.
-        log = dataset.log
-        users, is_trained, times = log.users.numpy(), dataset.part == TRAIN, log.times.numpy()
-        self.users: Column = users
-        self.is_trained: Column = is_trained
-        self.items: Column = log.items.numpy()
-        self.times: Column = times if seconds == 1 else times * seconds
-        self.ranks: Column = log.ranks
-        self.offsets, self.num_events = log.offsets, len(log)
-
-        # [users] row after each user's last training interaction; a user's training interactions
-        # stand before the held-out ones
-        num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
-        self.train_end = self.offsets[:-1] + num_trained
+        self._read_log(dataset, seconds)  # in which the interactions of a batch are looked up
 
         # For each field of interactions or items an object whose ``find_top`` finds the relations
         # of a batch by it. For all fields of users together one table that says how strongly users
@@ -274,15 +248,35 @@ class RelationLookup:
         self.by_attribute = [self._build_relation(relation, dataset) for relation in others]
         self.user_table = build_user_table(of_users, dataset)
 
+    def _read_log(self, dataset: Dataset, seconds: float) -> None:
+        """Read the columns of a dataset's log, which has a row for each interaction.
+
+        The log is sorted by user and time: user u has the rows offsets[u] to offsets[u + 1] - 1.
+        Its times have a unit of so many ``seconds``.
+        """
+        log = dataset.log
+        users, is_trained, times = log.users.numpy(), dataset.part == TRAIN, log.times.numpy()
+        self.users: Column = users
+        self.is_trained: Column = is_trained
+        self.items: Column = log.items.numpy()
+        self.times: Column = times if seconds == 1 else times * seconds
+        self.ranks: Column = log.ranks  # how many interactions of the user are older
+        self.offsets, self.num_events = log.offsets, len(log)
+
+        # [users] row after each user's last training interaction; a user's training interactions
+        # stand before the held-out ones
+        num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
+        self.train_end = self.offsets[:-1] + num_trained
+
     def _build_relation(
         self, relation: Relation, dataset: Dataset
     ) -> TableRelation | NumberRelation:
         """Build what finds the relations by one field of items or interactions.
 
         Positions, times and number fields of interactions are compared by their difference, in
-        every batch (``NumberRelation``). Any other field divides items or interactions into
-        classes, which have the same value, such as a brand. How strongly two classes are related is
-        computed here, once, into a table (``TableRelation``).
+        every batch (``NumberRelation``). Any other field divides items or interactions into classes
+        of the same value, such as a brand, whose relations are a table made here, once
+        (``TableRelation``).
 
         Args:
             relation: an entry of the option ``relations``, not one of users.
@@ -311,8 +305,7 @@ class RelationLookup:
         """Return a copy whose log goes on with histories of users that the dataset does not have.
 
         If the log has n interactions of u users, the interactions get the rows n, n + 1, ... and
-        the users the ids u, u + 1, ... They are held out: never training interactions. All other
-        fields of these interactions and of their users count as missing.
+        the users the ids u, u + 1, ... They are held out, and all their other fields are missing.
 
         Args:
             items: [m] int64 items of the histories, one history after the other, oldest first.
@@ -320,8 +313,7 @@ class RelationLookup:
             times: [m] float64 seconds of the interactions, or None if no relation reads them.
 
         Returns:
-            The copy. Its columns users, items, times, ranks and is_trained have the new rows, too;
-            ``offsets`` and ``train_end``, which have an entry for each user, are not extended.
+            The copy, whose columns have the new rows; ``offsets`` and ``train_end`` are the same.
         """
         # Users and ranks (how many interactions of the user are older) of the new rows. Histories
         # of 2 and 3 interactions have the users u, u, u + 1, u + 1, u + 1 and the ranks 0, 1, 0, 1,
@@ -333,8 +325,7 @@ class RelationLookup:
         new_columns = {"items": items, "users": users, "times": times, "ranks": ranks}
         new_columns["is_trained"] = np.zeros(len(items), dtype=bool)
 
-        # An ``ExtendedColumn`` is indexed like an array [n + m]: it reads rows below n from the
-        # column of the log, which is not copied, and the others from the new column.
+        # An ``ExtendedColumn`` is indexed like an array [n + m], and does not copy the log.
         extended = copy.copy(self)
         for name, new_column in new_columns.items():
             log_column = getattr(self, name)
@@ -343,7 +334,7 @@ class RelationLookup:
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
         """Return [n] bool, whether the user's next interaction in the log is of training."""
-        # the row after each one; the last row of all has none, and so stands for itself
+        # the row after each one; for the last row of all that row itself
         following = np.minimum(events + 1, self.num_events - 1)
         is_same_user = (following > events) & (self.users[following] == self.users[events])
         return is_same_user & self.is_trained[following]
@@ -382,9 +373,8 @@ class RelationLookup:
     def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
         """Cut whole histories into windows of at most L interactions, as a model can read them.
 
-        All windows have L interactions but the oldest one of a history: with L = 50, one of 120
-        interactions becomes windows of 20, 50 and 50. They form one sequence, in which later
-        interactions read earlier ones.
+        With L = 50 a history of 120 interactions becomes windows of 20, 50 and 50, one sequence, in
+        which later interactions read earlier ones.
 
         Args:
             start, end: [histories] a history is the rows ``start`` to ``end - 1`` of the dataset's
@@ -413,9 +403,9 @@ class RelationLookup:
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
         """Return the bank: the newest training interactions of some users, for others to read.
 
-        When items are predicted for a user, the states of interactions of the bank are added to the
-        states of the user's own interactions, as those of other users in the batch are in training.
-        Of each user the bank has the newest L training interactions, or all if there are fewer.
+        When items are predicted for a user, the states of the bank are added to those of the user's
+        interactions, as in training those of other users in the batch. Of each user the bank has
+        the newest L training interactions, or all if there are fewer.
 
         Args:
             users: [n] int64 ids; a user without training interactions is left out.
@@ -432,52 +422,62 @@ class RelationLookup:
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Decide which interactions of a batch each one may read, so that nothing leaks.
 
-        To read an interaction is to add its state to one's own. An interaction reads the older ones
-        of its own sequence (windows of one user that follow each other), and those of other users
-        that arrive before it. Interactions arrive at their real times if ``self.cross_sequence`` is
-        time_respecting. Otherwise times are made up: the k-th interaction of a user arrives at
-        about time k. In both cases a user's interactions arrive from the oldest to the newest, so
-        whatever one reads, also by way of others, is not later than itself: no future of its user.
+        To read an interaction is to add its state to one's own. An interaction may read
+
+        - those before it in its own sequence: windows of one user, one or several in a row; and
+        - those of other users that arrive before it, if they are ``is_source``.
+
+        A user's interactions arrive from the oldest to the newest, so none reads its user's future.
 
         Args:
-            rows: the windows of the batch: for each of its m interactions the row in the dataset's
-                log (``events``) and whether other users may read it (``is_source``); and for each
-                window its length, the number of its sequence, and whether predictions are made from
-                it (``is_predicted``).
-            rng: generator of the random arrival times.
+            rows: the windows of the batch; ``rows.events`` [m] has the rows of the m interactions
+                in the dataset's log, ``rows.lengths`` how many interactions each window has.
+            rng: generator of random arrival times.
 
         Returns:
-            Arrays [m]: each interaction's user, sequence, place in the order of arrival
-            (``arrival``) and place in its window (``column``), and whether other users may read it.
+            Arrays [m]: each interaction's user, sequence, place in the order of arrival, whether
+            other users may read it, and its place in its window.
         """
         # the window of each interaction, and its place there: for windows of 2 and 3 interactions
         # 0, 0, 1, 1, 1 and 0, 1, 0, 1, 2
         window = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         column = gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths)
 
-        if self.cross_sequence == "time_respecting":
-            arrival_time = self.times[rows.events]
-        else:
-            # Random times about k. Where predictions are made the time is k itself, so that they do
-            # not depend on chance. The k-th interaction of a user has the rank k - 1.
-            arrival_time = self.ranks[rows.events] + 1.0
-            is_random = ~rows.is_predicted[window]
-            arrival_time[is_random] = self._sample_arrival_times(rows.events[is_random], rng)
+        # the place in the order of arrival, the same for equal times: 3.5, 1.0, 3.5 become 1, 0, 1
+        time = self._choose_arrival_times(rows.events, rows.is_predicted[window], rng)
+        _, arrival = np.unique(time, return_inverse=True)
 
-        # the place in the order, the same for equal times: 3.5, 1.0, 3.5 become 1, 0, 1
-        _, arrival = np.unique(arrival_time, return_inverse=True)
         # a training interaction may be read by other users, a held-out one never
         is_source = rows.is_source & self.is_trained[rows.events]
         user, sequence = self.users[rows.events], rows.sequence[window]
         return EventOrder(user, sequence, arrival.reshape(-1), is_source, column)
 
+    def _choose_arrival_times(
+        self, events: np.ndarray, is_predicted: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return [m] float64: when each interaction arrives, its real time or a made-up one.
+
+        Times are real if the option ``cross_sequence`` is time_respecting. Otherwise the k-th
+        interaction of each user arrives at a random time about k; or at time k itself where items
+        are predicted, so that predictions do not depend on chance.
+
+        Args:
+            events: [m] int64 rows of the interactions in the dataset's log.
+            is_predicted: [m] bool, whether items are predicted after the interaction's window.
+            rng: generator of the random times.
+        """
+        if self.cross_sequence == "time_respecting":
+            return self.times[events]
+        time = self.ranks[events] + 1.0  # k; ``ranks``: how many of the user are older
+        time[~is_predicted] = self._sample_arrival_times(events[~is_predicted], rng)
+        return time
+
     def _sample_arrival_times(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Sample random arrival times of interactions: a Poisson process of rate 1 for each user.
 
         The gaps between a user's interactions are exponential with mean 1, so the k-th one arrives
-        at about k. Early interactions of a user come before most of others, late ones after. A
-        time does not depend on how many interactions of the user follow: spread evenly over a
-        common span, the times would leak that number.
+        at about k. A time does not depend on how many interactions of the user follow: spread
+        evenly over a common span, the times would leak that number.
 
         Args:
             events: [m] int64 rows of interactions in the dataset's log, which is sorted by user and
@@ -511,25 +511,26 @@ class RelationLookup:
         their items, of themselves (such as their times) or of their users.
 
         Args:
-            rows: the m interactions of the batch, by their rows in the dataset's log
-                (``rows.events``).
+            rows: ``rows.events`` [m] has the rows of the batch's m interactions in the log.
             order: which interactions each one may read, and the user of each.
 
         Returns:
             A list with the relations by each attribute of items or interactions; and the relations
             by all attributes of users together, None if there are no such attributes.
         """
-        # ``by_attribute`` has an object for each attribute of items or interactions
+        # ``by_attribute`` has an object for each attribute of items or interactions. It reads the
+        # items or times of the interactions, and ``top_k``, from this one.
         edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
         if self.user_table is None:  # no attributes of users
             return edges, None
 
-        # ``user_table`` says how strongly two classes of users are related; users with the same
-        # attributes are of one class. Class 0 is for users without attributes, and for those from
-        # outside the dataset, whose numbers are past the last one of ``class_of`` [users].
+        # ``user_table`` says how strongly two classes of users, with the same attributes each, are
+        # related. Class 0 is for users without attributes, and for those from outside the dataset,
+        # whose numbers are past the last one of ``class_of`` [users].
         classes = take_or_fill(self.user_table.class_of, order.user, 0)
-        # As in the paper, the n-th interaction of a window is related by users only to the n-th
-        # ones of other windows (``same_column``).
+        # ``same_column``: by users, as in the paper, the n-th interaction of a window is related
+        # only to the n-th ones of other windows. ``across_users`` is False if the option
+        # ``cross_sequence`` does not allow to read other users at all.
         user_edges = top_relations(
             self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
@@ -544,16 +545,18 @@ class RelationLookup:
     ) -> BatchRelations:
         """Compute the relations among the m interactions of a batch as sparse matrices.
 
+        Entry i, j of a matrix is the weight with which the state of interaction j is added to a sum
+        for interaction i.
+
         Args:
             rows: the windows of the batch, one after the other.
             rng: generator of random numbers, by which interactions without real times are ordered.
             device, dtype: of the matrices.
 
         Returns:
-            ``heads``: a matrix [M m, m] for M attributes of items and interactions; its first m
-            rows are the normalised relations by the first attribute, the next m by the second, etc.
-            ``users``: a matrix [m, m], the normalised relations by attributes of users. Both are
-            None without such attributes. ``edges``: how many relations ``heads`` has.
+            ``heads``: by attributes of items and interactions, a matrix [m, m] for each, one under
+            the other: [M m, m] for M attributes. ``users``: one matrix [m, m] by all attributes of
+            users. Both are None without such attributes. ``edges``: number of entries in ``heads``.
         """
         # ``order`` says which interactions each one may read; relations are edges between them
         order = self.make_order(rows, rng)
@@ -564,7 +567,8 @@ class RelationLookup:
         if edges_by_attribute:
             heads = stack_relations(edges_by_attribute, m, device, dtype)
         if user_edges is not None:
-            # interactions are related to themselves by their user, too, but by no other attribute
+            # The sums by users may replace states, so an interaction is in its own sum. Those by
+            # other attributes are added to what attention returns, which has its state already.
             user_edges = self._add_self_relations(user_edges, order)
             users = stack_relations([user_edges], m, device, dtype)
 
@@ -572,19 +576,15 @@ class RelationLookup:
         return BatchRelations(heads, users, num_edges)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
-        """Add the relation of every interaction to itself to relations by attributes of users.
+        """Return relations by attributes of users, and m more: of every interaction to itself.
 
         A relation is an edge: the state of its source is added to that of its reader, times its
         value. Here both are the same interaction. The value says how strongly its user is related
-        to itself; for a user without attributes it is the constant ``default_self_relation``
-        (AttrFormer, section 3.1.3).
+        to itself (AttrFormer, section 3.1.3); without attributes it is ``default_self_relation``.
 
         Args:
             edges: relations by attributes of users between different interactions.
             order: the m interactions of the batch, for their users.
-
-        Returns:
-            These relations and m more.
         """
         assert self.user_table is not None  # how strongly users are related
         # ``self_relation`` [users] is 0 for a user without attributes; for users from outside the

@@ -9,10 +9,10 @@ Words of this file, where m interactions of a batch are numbered from 0:
 - A *sequence* is interactions of one user, the oldest first.
 - The *arrival* of an interaction is its place in an order of all interactions of the batch.
 
-Who may read whom is said by :class:`EventOrder`. To find the interactions of a class that a reader
-may read, interactions are sorted by class and, within a class, by arrival: then they are neighbours
-in a *range*, whose ends are found by bisection. A reader searches the classes that it is most
-strongly related to, mostly few, so the cost does not grow with the square of the batch.
+Who may read whom is said by :class:`EventOrder`. To find what a reader may read of a class,
+interactions are sorted by class and arrival: then it is a *range* of neighbours, whose ends are
+found by bisection. A reader searches the classes that it is most strongly related to, mostly few,
+so the cost does not grow with the square of the batch.
 """
 
 from __future__ import annotations
@@ -136,12 +136,9 @@ class Edges:
 class _SortedInteractions:
     """Interactions sorted by several numbers of each, such as first by class, then by arrival.
 
-    The numbers of an interaction are made into one, its key, as hours and minutes make minutes: if
-    there are 10 arrivals, class 3 and arrival 7 have the key 37.
-
     Attributes:
         events: [n] int64 the interactions, sorted.
-        keys: [n] int64 their keys, which never fall.
+        keys: [n] int64 their keys, which never fall: all numbers of an interaction made into one.
         sizes: how many values each of the numbers may have.
     """
 
@@ -166,23 +163,24 @@ class _SortedInteractions:
     def find_range(
         self, leading: Sequence[np.ndarray], start: np.ndarray | int, stop: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of the sorted interactions match, for k searches at once.
+        """Find the interactions of given numbers, such as of class 3 and with arrivals below 7.
 
-        For example, interactions are sorted by class and then by arrival. One search is for class 3
-        and arrivals from ``start`` 0 to ``stop`` 7, 7 excluded. The interactions that match are
-        neighbours, so two bisections find where they begin and end.
+        Interactions are sorted by several numbers of each: by class and, where that is the same, by
+        arrival. Those with one class and a range of arrivals are then neighbours, and bisection
+        finds where they begin and end. That is done for k searches at once.
 
         Args:
-            leading: the value that each search has for every number but the last one, such as the
-                class: [k] int64 for each number.
-            start, stop: [k] int64 range of the last number, such as the arrival, without ``stop``;
-                ``start`` may be one value for all searches.
+            leading: what each search wants of the first numbers, here of the class: an array [k]
+                int64 for each number but the last.
+            start, stop: [k] int64 the range that each search wants of the last number, here of the
+                arrival: from ``start``, which may be one value for all, to ``stop`` - 1.
 
         Returns:
             [k] int64 begin and [k] int64 end: search i finds ``self.events[begin[i] : end[i]]``.
         """
-        # ``keys`` has the numbers of each sorted interaction as one: if there are 10 arrivals,
-        # class 3 and arrival 7 have the key 37. ``sizes`` says how many values each number may have
+        # The numbers of an interaction are joined into one, its key, as hours and minutes are. If
+        # there are 10 arrivals (``sizes`` has 10 in the end), class 3 has keys from 30 to 39, and
+        # the search above is for those from 30 to 36. ``self.keys`` has the keys, which never fall.
         first_key = np.ravel_multi_index((*leading, start), self.sizes)
         end_key = np.ravel_multi_index((*leading, stop), self.sizes)
         begin, end = np.searchsorted(self.keys, (first_key, end_key), "left")
@@ -259,20 +257,20 @@ def top_relations(
         reader = np.repeat(active, num_classes)
         value = strength[pair]
 
-        # Which interactions of these classes the reader may read: of its own sequence, and of all
-        # users (shared), less those of its own user. And how many of them it takes.
-        own, shared, num_own_user = readable.find(related[pair], reader)
-        num_others = shared.size - num_own_user
-        own_count, shared_count = _allocate(own.size, num_others, reader, remaining)
+        # Which interactions of these classes the reader may read: of its own sequence, and all
+        # that arrive before it, less those of its own user. And how many of them it takes.
+        own, arrived, num_own_user = readable.find(related[pair], reader)
+        num_others = arrived.size - num_own_user
+        own_count, other_count = _allocate(own.size, num_others, reader, remaining)
 
         # those of its own sequence, then those of other users
         index, source = own.take_newest(own_count)
         parts.append((reader[index], source, value[index]))
-        index, source = _take_other_users(shared, shared_count, num_own_user, order.user, reader)
+        index, source = _take_other_users(arrived, other_count, num_own_user, order.user, reader)
         parts.append((reader[index], source, value[index]))
 
         # readers that lack relations and have classes left go on, with more classes at a time
-        np.subtract.at(remaining, reader, own_count + shared_count)
+        np.subtract.at(remaining, reader, own_count + other_count)
         next_pair[active] += num_classes
         active = active[(remaining[active] > 0) & (next_pair[active] < end_pair[active])]
         most_classes *= 4
@@ -329,132 +327,132 @@ class _ReadableInteractions:
         order: EventOrder,
         across_users: bool,
     ) -> None:
-        """Sort the interactions of a batch, so that ``find`` finds by bisection those to read.
+        """Sort the interactions of a batch in three ways, one for each search of ``find``.
 
-        For example, a batch has four interactions:
+        An interaction, the reader, may read of a class (such as a brand) those that
 
-            number   0    1    2    3
-            user     ann  ann  bob  bob
-            class    1    2    1    1     such as the brand of the item
-            arrival  0    2    1    3     place in an order of the whole batch
+        - are before it in its own sequence, which is interactions of one user; or
+        - are of other users and arrive before it, in some order of the whole batch.
 
-        Of class 1, interaction 3 may read 2, which is before it in its own sequence, and 0, which
-        is of another user and arrives before it. To find those of a class that arrive before 3, the
-        interactions are sorted by class and then by arrival, 0, 2, 3, 1: the ones to find, 0 and 2,
-        are neighbours.
+        The second ones are all that arrive before it, less those of its own user. So there are
+        three things to find, each a range of neighbours in one of three sorted lists.
 
         Args:
             own_class: [m] int64 class of each of the m interactions, such as the brand of its item.
-            column: [m] int64 place of each interaction in its window, if an interaction reads only
-                those at the same place; else 0 for all.
+            column: [m] int64: interactions may read each other only if their column is the same.
+                It is the place in a window, or 0 for all interactions.
             classified: int64 numbers of the interactions that have a class, ascending.
             order: user, sequence and arrival of each interaction, and whether other users may read
-                it (``is_source``). A sequence is interactions of one user with consecutive numbers,
-                the oldest first.
+                it (``is_source``). A sequence has consecutive numbers, the oldest first.
             across_users: whether interactions of other users are read at all.
         """
         self.order, self.column = order, column
-        # [m] number of the first interaction in the sequence of each interaction
-        self.first = np.searchsorted(order.sequence, order.sequence, "left")
-
-        # search 1, own sequence: those of a class whose numbers are from ``first`` to the reader's
+        # those before a reader in its sequence, whose first interaction has the number ``first``
         number = np.arange(len(order))
+        self.first = np.searchsorted(order.sequence, order.sequence, "left")
         self.by_number = _SortedInteractions(classified, own_class, column, number)
 
-        # search 2, all users: those of a class that arrive before the reader; and search 3, which
-        # of them are of the reader's own user, and so are not read by arrival
-        shared = classified[order.is_source[classified]] if across_users else classified[:0]
-        self.by_arrival = _SortedInteractions(shared, own_class, column, order.arrival)
-        self.by_user = _SortedInteractions(shared, own_class, column, order.user, order.arrival)
+        # those that arrive before a reader: sorted by arrival. And those of one user that do:
+        # sorted by user and, for the same user, by arrival.
+        sources = classified[order.is_source[classified]] if across_users else classified[:0]
+        self.by_arrival = _SortedInteractions(sources, own_class, column, order.arrival)
+        self.by_user = _SortedInteractions(sources, own_class, column, order.user, order.arrival)
 
     def find(
         self, source_class: np.ndarray, reader: np.ndarray
     ) -> tuple[_Ranges, _Ranges, np.ndarray]:
-        """Find the interactions of a class, such as a brand, that an interaction may read.
+        """Find what n readers may read, each of one class, as ranges of sorted interactions.
 
-        That is done for n pairs of a class and a reader, the interaction that reads others. For
-        example, the interactions 0, 1, 2, 3 of one class are of ann, ann, bob, bob and arrive in
-        the order 0, 2, 1, 3. Then interaction 3, of bob, may read 2, which is older in its own
-        sequence, and of ann 0 and 1, which arrive before it.
+        A reader is an interaction that reads others: it adds their states to its own. A class is
+        all interactions with one value of a field, such as one brand. For example, of a class are
+
+            number   0    1    2    3
+            user     ann  ann  bob  bob
+            arrival  0    2    1    3     place in an order of the whole batch
+
+        Reader 3, of bob, may read 2, which is before it in its own sequence, and of other users
+        those that arrive before it, 0 and 1.
 
         Args:
-            source_class: [n] int64 class to search.
-            reader: [n] int64 number of the interaction that reads.
+            source_class: [n] int64 the class that each reader searches.
+            reader: [n] int64 number of each reader.
 
         Returns:
-            Three results for each pair. The range of older interactions in the reader's own
-            sequence (in the example 2). The range of all that arrive before the reader, in the
-            order of arrival (0, 2, 1). And [n] int64 how many of these are of the reader's own user
-            (1), and are to be left out: of its own user it reads its own sequence only.
+            The range of what is before each reader in its own sequence: 2 in the example. The range
+            of all that arrive before it, of whichever user: 0, 2 and 1. And [n] int64, how many of
+            these are of its own user, and so not to be read by arrival: 1.
         """
-        # Those found have the class that is searched and the column of the reader. ``column`` [m]
-        # is the place in a window, if only such at the same place are related, else always 0.
+        # Readers find only interactions of their own ``column``: the place in a window, or 0 for
+        # all. Interactions are sorted by class and column first.
         group = source_class, self.column[reader]
+        user, arrival = self.order.user[reader], self.order.arrival[reader]
 
-        # sorted by class, column and number: from the first of the reader's sequence to the reader
+        # those of the own sequence: numbers from the first of the sequence to below the reader's
         begin, end = self.by_number.find_range(group, self.first[reader], reader)
         own = _Ranges(self.by_number.events, begin, end)
 
-        # sorted by class, column and arrival: those before the reader
-        user, arrival = self.order.user[reader], self.order.arrival[reader]
+        # all that arrive before the reader: arrivals from 0 to below the reader's
         begin, end = self.by_arrival.find_range(group, 0, arrival)
-        shared = _Ranges(self.by_arrival.events, begin, end)
+        arrived = _Ranges(self.by_arrival.events, begin, end)
 
-        # sorted by class, column, user and arrival: those of the reader's user before the reader
+        # the same once more, but only those of the reader's user, of which the number is enough
         begin, end = self.by_user.find_range((*group, user), 0, arrival)
-        return own, shared, end - begin
+        return own, arrived, end - begin
 
 
 def _allocate(
-    num_own: np.ndarray, num_shared: np.ndarray, reader: np.ndarray, remaining: np.ndarray
+    num_own: np.ndarray, num_others: np.ndarray, reader: np.ndarray, remaining: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decide how many interactions each reader takes from each class that it searches.
+    """Decide how many interactions each reader takes of each class that it searches.
 
     A reader is an interaction that reads others until it has as many as it lacks. It goes through
-    its classes, such as brands, one by one. In each it takes interactions of its own user first,
-    then those of other users. For example, one reader lacks 4 and searches two classes. They offer
-    1 and 2 interactions of its own user, and 2 and 5 of others. It takes 1 and 1 of its own, and 2
-    and 0 of others.
+    its classes, such as brands, one after the other. Of each it takes interactions of its own user
+    first, then those of other users. For example, one reader lacks 4 and searches two classes:
+
+                                       first class  second class
+        the class has of its own user            1             2
+        the class has of other users             2             5
+        it lacks before the class                4             1
+        it takes of its own user                 1             1
+        it takes of other users                  2             0
 
     Args:
-        num_own, num_shared: [n] int64 for n pairs of a reader and a class: how many interactions
-            the class offers of the reader's own user, and of other users.
+        num_own, num_others: [n] int64 for n pairs of a reader and a class: how many interactions
+            the class has of the reader's own user, and of other users.
         reader: [n] int64 the reader of each pair, a number below m, never falling.
         remaining: [m] int64 how many interactions each of the m readers lacks.
 
     Returns:
         [n] int64 how many it takes of its own user, and [n] int64 how many of others.
     """
-    # What all pairs before this one offer, less what those before the reader's first pair offer,
-    # is what the reader's classes before this one offer. In the example they offer 0 and 3.
-    num_offered = num_own + num_shared
+    # How many interactions the earlier classes of the same reader have, here 0 and 3: a running
+    # sum over all pairs, less what it was at the reader's first pair.
+    num_offered = num_own + num_others
     offered_by_all = np.cumsum(num_offered) - num_offered
     first_pair = np.searchsorted(reader, reader, "left")
     offered_before = offered_by_all - offered_by_all[first_pair]
 
-    # What is lacking when the reader comes to the class: 4 and 1, and below 0 if it has enough. It
-    # is taken of the own user, min(4, 1) = 1 and min(1, 2) = 1. Then 3 and -1 are lacking; of other
-    # users it takes min(3, 2) = 2 and, for a number below 0, none.
+    # What is lacking before the class, and what is lacking after those of the own user; below 0 if
+    # there were more than enough, and then nothing is taken.
     num_lacking = remaining[reader] - offered_before
     own_count = np.clip(num_lacking, 0, num_own)
-    shared_count = np.clip(num_lacking - num_own, 0, num_shared)
-    return own_count, shared_count
+    other_count = np.clip(num_lacking - num_own, 0, num_others)
+    return own_count, other_count
 
 
 def _take_other_users(
-    shared: _Ranges, count: np.ndarray, num_own: np.ndarray, user: np.ndarray, reader: np.ndarray
+    ranges: _Ranges, count: np.ndarray, num_own: np.ndarray, user: np.ndarray, reader: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """List the newest interactions of each range that are not of the reader's own user.
 
-    A range is a list of interactions for one reader, another interaction, to read. For example, it
-    has interactions of eve, ann, bob, ann, bob, the newest last; the reader is of bob, and 2 are to
-    be taken. Of the newest 2 + 2 interactions at most 2 are of bob, who has 2 in all. So the newest
-    4 are inspected, and the newest 2 of ann and eve among them are taken.
+    A range is a list of interactions for one reader, another interaction, the newest last. For
+    example, it has interactions of eve, ann, bob, ann, bob, the reader is of bob, and 2 are to be
+    taken: those of ann. To take 2 where 2 are of bob, at most the newest 2 + 2 need be looked at.
 
     Args:
-        shared: n ranges of interactions.
-        count: [n] int64 how many to list of each range. It has so many of other users.
-        num_own: [n] int64 how many of each range are of the reader's own user.
+        ranges: n ranges of interactions; ``ranges.size`` says how many each has.
+        count: [n] int64 how many to list of each range, which has at least so many of other users.
+        num_own: [n] int64 how many of each range are of the reader's own user, to be skipped.
         user: [m] int64 user of each interaction of the batch.
         reader: [n] int64 the reader of each range.
 
@@ -462,13 +460,16 @@ def _take_other_users(
         [sum of ``count``] int64 the index of the range; and [sum of ``count``] int64 the
         interaction.
     """
-    # ``take_newest`` lists range by range, and of each range the newest first
-    num_inspected = np.where(count > 0, np.minimum(count + num_own, shared.size), 0)
-    index, event = shared.take_newest(num_inspected)
+    # Look at the newest of each range: at as many as are to be taken or may have to be skipped.
+    # ``take_newest`` lists them range by range, the newest first, as pairs of range and interaction
+    num_inspected = np.where(count > 0, np.minimum(count + num_own, ranges.size), 0)
+    index, event = ranges.take_newest(num_inspected)
+
+    # skip those of the reader's own user
     is_other = user[event] != user[reader[index]]
     index, event = index[is_other], event[is_other]
 
-    # of what is left the first ones of each range: ranges 4, 4, 4, 6 have the places 0, 1, 2, 0
+    # take the first ``count`` of each range: ranges 4, 4, 4, 6 have the places 0, 1, 2, 0
     place_in_range = np.arange(len(index)) - np.searchsorted(index, index, "left")
     is_taken = place_in_range < count[index]
     return index[is_taken], event[is_taken]
@@ -558,18 +559,20 @@ def top_differences(
         Pairs of reader (the later interaction) and source (the older one) with their relation,
         sorted by reader.
     """
-    # Each interaction is compared with those 1, 2, ... back. If numbers never fall, the k just
-    # before it have the most similar numbers, so that no others need be compared.
+    # Each interaction is compared with the ``num_back`` before it. If numbers never fall, the k
+    # just before it have the most similar ones, so no others need be compared.
     longest = np.bincount(sequence).max(initial=1)
-    back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
+    num_back = min(max_back, longest - 1, k) if is_rising else min(max_back, longest - 1)
+    back = np.arange(1, num_back + 1)
     # how many older ones each has in its sequence: 0, 1, 0, 1, 2 for the sequences 0, 0, 1, 1, 1
     num_older = np.arange(len(values)) - np.searchsorted(sequence, sequence, "left")
 
-    # blocks of readers with ``PAIRS_AT_ONCE`` pairs each, which bounds the memory
-    block_size = max(1, PAIRS_AT_ONCE // max(len(back), 1))
+    # ``PAIRS_AT_ONCE`` pairs at once, which bounds the memory
+    block_size = max(1, PAIRS_AT_ONCE // max(num_back, 1))
     parts = list[tuple[np.ndarray, ...]]()
     for start in range(0, len(values), block_size):
-        # matrices [readers, back]; the relation is 0 where a source is not of the sequence
+        # matrices [readers, num_back]: the first column is for the interaction just before each
+        # reader, the second for the one before that, and so on
         reader = np.arange(start, min(start + block_size, len(values)))[:, None]
         source = reader - back
         # ``similarity`` is the mean of exp(-difference / scale); comparing NaN gives no warning
@@ -577,12 +580,20 @@ def top_differences(
             relation = similarity(values[reader] - values[source], scales)
             is_kept = (back <= num_older[reader]) & (relation >= WEAKEST)  # not where NaN
         relation[~is_kept] = 0
-
-        # of each row the k strongest; of equal ones the nearest, which has the smaller column
-        strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]
-        relation = np.take_along_axis(relation, strongest, axis=1)
-        source = np.take_along_axis(source, strongest, axis=1)
-        is_related = relation > 0
-        row, _ = np.nonzero(is_related)
-        parts.append((start + row, source[is_related], relation[is_related]))
+        row, column = _find_largest(relation, k)
+        parts.append((start + row, source[row, column], relation[row, column]))
     return Edges.from_parts(parts)
+
+
+def _find_largest(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find the k largest entries of each row that are above 0; of equal ones the first in the row.
+
+    If k is 2, for example, the row [0.1, 0.7, 0, 0.7] gives the columns 1 and 3.
+
+    Returns:
+        [n] int64 row and [n] int64 column of each entry, row by row, the largest first.
+    """
+    largest = np.argsort(-matrix, axis=1, kind="stable")[:, :k]  # columns of each row
+    is_positive = np.take_along_axis(matrix, largest, axis=1) > 0
+    row, _ = np.nonzero(is_positive)
+    return row, largest[is_positive]

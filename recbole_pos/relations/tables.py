@@ -5,9 +5,8 @@ the same value of an attribute: of one brand, of one set of categories, of one p
 numbered from 1; class 0 is for entities without a value.
 
 How two entities are related depends on their classes only. So a table over classes holds all of a
-relation, and stays small where a matrix over entities would not: amazon-beauty has 12,101 items and
-one category that all of them share. Tables are built once (scipy.sparse) and looked up in every
-batch.
+relation, and stays small where a matrix over entities would not. Tables are built once
+(scipy.sparse) and looked up in every batch.
 """
 
 from __future__ import annotations
@@ -46,14 +45,13 @@ class Relation:
     """One attribute as an explicit relation.
 
     Attributes:
-        field: name of the field; for the built-in time the name of the time field.
+        field: name of the field; for the built-in time that of the time field.
         kind: categorical or numerical, the two cases of equation 10, by the type of the field.
         scope: sequence (interactions of one user) or batch.
         origin: where values are found: in the atomic file item, user or inter, or the built-in
             position or time.
         within: field of the same file of which both sides must share a token, or None.
-        scales: values of r_norm in equation 10, whose relations are averaged (appendix A.2); none
-            for a categorical field.
+        scales: values of r_norm in equation 10 (appendix A.2); none for a categorical field.
     """
 
     field: str
@@ -258,9 +256,7 @@ class RelationTable:
         class_of: [entities] int64 class of each entity, from 1; 0 where the attribute is missing.
         indptr: [classes + 1] index in ``related`` where the related classes of each class begin, as
             in scipy's sparse matrices; class 0 has none.
-        related: [pairs] int64 related classes of a class in order of preference: largest relation
-            first, then largest cosine (among equal dot products the smaller set is more like it),
-            then by number.
+        related: [pairs] int64 related classes of each class, the most similar first.
         values: [pairs] float64 the relation, S of equation 1.
     """
 
@@ -271,13 +267,12 @@ class RelationTable:
 
     @classmethod
     def from_matrix(cls, class_of: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Make a table, which lists for each class the related classes, the strongest first.
+        """List for each class the classes that it is related to, the most similar first.
 
         A class is all items, users or interactions with the same value of a field, such as one set
-        of categories. Of classes with equal relations the one that has the smaller relation to
-        itself is first. For sets, whose relation is how many members they share, this is the
-        smaller set: {1} is more like {1} than {1, 2, 3} is. Then the class with the lower number
-        is first.
+        of categories. For example, the class {a} has as many categories in common with {a, b, c} as
+        with {a}: its relation to both is 1. Of equal relations the class with the smaller relation
+        to itself is first: {a} with 1 goes before {a, b, c} with 3.
 
         Args:
             class_of: [entities] int64 class of each item, user or interaction, 0 for none.
@@ -288,7 +283,8 @@ class RelationTable:
         is_kept = matrix.data >= WEAKEST
         row, col, value = matrix.row[is_kept], matrix.col[is_kept], matrix.data[is_kept]
 
-        # sorted by row, in a row from the largest value on, then as above; the last key goes first
+        # Sort the entries by row, by value from the largest on, by the relation of the column's
+        # class to itself, and by column. (``lexsort`` takes the first of these keys last.)
         order = np.lexsort((col, self_relation[col], -value, row))
         # row i has the entries indptr[i] to indptr[i + 1] - 1
         indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
@@ -358,15 +354,12 @@ def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
 def count_shared_tokens(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     """Return how many tokens the two classes of each pair share (AttrFormer, equation 10).
 
-    A class is one set of tokens, such as the categories of an item. Pairs are taken
-    ``PAIRS_AT_ONCE`` at a time, which bounds the memory.
+    A class is one set of tokens, such as the categories of an item. ``PAIRS_AT_ONCE`` bounds the
+    memory.
 
     Args:
         hot: [classes, tokens] sparse, 1 where a class has a token.
         i, j: [n] int64 first and second class of each pair.
-
-    Returns:
-        [n] float64.
     """
     num_shared = np.empty(len(i))
     for start in range(0, len(i), PAIRS_AT_ONCE):
@@ -402,13 +395,14 @@ def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
-    """Return the relations of all pairs of different numbers: exp(-|z_i - z_j| / r_norm).
+    """Relate every two numbers z that are near enough to each other: by exp(-|z_i - z_j| / r_norm).
 
     That is equation 10 of AttrFormer (Liu et al., KDD 2025), averaged over the values of r_norm.
-    Pairs so far apart that their relation is below ``WEAKEST`` are never formed.
+    Pairs with a relation below ``WEAKEST`` are never formed.
 
     Args:
-        values: [classes] float64 rising numbers z, the first NaN for missing.
+        values: [classes] float64 the different numbers of a field, rising. Each is a class, such as
+            all items of one price. Class 0 is for a missing number, and has NaN here.
         scales: values of r_norm.
         name: field, for the message.
 
@@ -418,20 +412,20 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     Raises:
         UsageError: if there are too many pairs.
     """
-    # Numbers are sorted, so those within reach of number i are neighbours: with a reach of 2, the
-    # numbers 3, 4, 9 have ``first`` 0, 0, 2 and ``sizes`` 2, 2, 1.
+    # Numbers rise, so those within reach of one are neighbours of it. With a reach of 2, the
+    # numbers 3, 4, 9 have so many within reach: ``sizes`` 2, 2, 1 from ``first`` 0, 0, 2 on.
     numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)  # the difference at which exp(...) is ``WEAKEST``
     first = np.searchsorted(numbers, numbers - reach, "left")
     sizes = np.searchsorted(numbers, numbers + reach, "right") - first
     _require_few_pairs(float(sizes.sum()), name)
 
-    # The pairs of each number with those within reach, in the example 0, 0, 1, 1, 2 with 0, 1, 0,
-    # 1, 2: ``gather_index`` lists ``sizes`` indices from ``first`` on. Number i is class i + 1.
-    row = np.repeat(np.arange(len(numbers)), sizes) + 1
-    col = gather_index(first, sizes) + 1
-    data = similarity(values[row] - values[col], scales)  # the mean of exp(...) over scales
-    return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
+    # All pairs i, j of a number with one within reach: here 0, 0, 1, 1, 2 with 0, 1, 0, 1, 2.
+    i = np.repeat(np.arange(len(numbers)), sizes)
+    j = gather_index(first, sizes)  # ``sizes`` consecutive numbers from each of ``first`` on
+    data = similarity(numbers[i] - numbers[j], scales)  # the mean of exp(...) over scales
+    # the first number is of class 1, as class 0 is the missing one
+    return sp.csr_matrix((data, (i + 1, j + 1)), shape=(len(values), len(values)))
 
 
 def join_classes(by_attribute: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -509,19 +503,19 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
     """
     if not relations:
         return None
-    # for each attribute: the number of every user's value [users], 1, 1, 2 for gender in the
-    # example; and how strongly every two values are related, a sparse matrix [values, values]
-    value_of_users, matrices = zip(*(relate_classes(x, dataset) for x in relations), strict=True)
-    # the number of every user's combination [users]; and the values that each one is made of
-    # [combinations, attributes], in the example (1, 1), (1, 2), (2, 1)
-    combination_of, combinations = join_classes(value_of_users)
+    # For each attribute the class of every user [users], 1, 1, 2 by gender in the example; and how
+    # strongly every two of these classes are related, a sparse matrix [classes, classes].
+    class_of_users, matrices = zip(*(relate_classes(x, dataset) for x in relations), strict=True)
+    # The combination of every user [users]; and the classes that each combination is made of
+    # [combinations, attributes], in the example (1, 1), (1, 2) and (2, 1).
+    combination_of, combinations = join_classes(class_of_users)
 
-    # the sum over attributes; ``spread_matrix`` makes of the relations of values those of
-    # combinations, which have such values
+    # The sum over attributes. ``spread_matrix`` returns a matrix [combinations, combinations]: its
+    # entry i, j is the entry of ``matrix`` for the two classes of the combinations i and j.
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(combinations), len(combinations)))
-    for values, matrix in zip(combinations.T, matrices, strict=True):
-        total = total + spread_matrix(values, matrix, name)
+    for classes, matrix in zip(combinations.T, matrices, strict=True):
+        total = total + spread_matrix(classes, matrix, name)
     return RelationTable.from_matrix(combination_of, total / len(relations))
 
 
@@ -571,9 +565,10 @@ def _relate_within(
         [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
         relations.
     """
-    # Three items, for example, have the prices 5, 7, 5 and the categories {b}, {b}, {b, c}. Values
-    # of each field are numbered: ``item_value`` is 1, 2, 1 and ``item_set`` 1, 1, 2; 0 is a missing
-    # one. ``values`` has the price of each number, and ``sets`` [numbers, tokens] is 1 for a token.
+    # Three items, for example, have the prices 5, 7, 5 and the categories {b}, {b}, {b, c}. The
+    # different values of each field are numbered from 1, 0 is a missing one: by price the items are
+    # 1, 2, 1, by category 1, 1, 2. ``values`` has the price of each number, or the tokens for a
+    # categorical field; ``sets`` [numbers, tokens] is 1 where a number has a category.
     column = read_column(relation.field, relation.origin, dataset)
     is_categorical = relation.kind == "categorical"
     item_value, values = number_token_sets(column) if is_categorical else number_values(column)
@@ -584,11 +579,14 @@ def _relate_within(
     item_class, value_and_set = join_classes([item_value, item_set])
     class_value, class_set = value_and_set.T
 
-    # Find the pairs i, j of classes that both have a value, and whose sets share a token.
-    # ``spread_matrix`` makes of a matrix of sets one of classes, which have such sets.
-    num_shared = spread_matrix(class_set, relate_categorical(sets, within), relation.field).tocoo()
-    have_values = (class_value[num_shared.row] > 0) & (class_value[num_shared.col] > 0)
-    i, j = num_shared.row[have_values], num_shared.col[have_values]
+    # How many categories every two sets share, [numbers, numbers]; and from it a matrix
+    # [classes, classes], whose entry i, j is that of the sets of the classes i and j.
+    by_set = relate_categorical(sets, within)
+    by_class = spread_matrix(class_set, by_set, relation.field).tocoo()
+
+    # The pairs i, j to relate share a category (the matrix has no other entries) and have a value.
+    have_values = (class_value[by_class.row] > 0) & (class_value[by_class.col] > 0)
+    i, j = by_class.row[have_values], by_class.col[have_values]
 
     # how strongly the values of each pair are related: by shared tokens or exp(-difference / scale)
     if is_categorical:
@@ -596,4 +594,4 @@ def _relate_within(
     else:
         difference = values[class_value[i]] - values[class_value[j]]
         strength = similarity(difference, relation.scales)
-    return item_class, sp.csr_matrix((strength, (i, j)), shape=num_shared.shape)
+    return item_class, sp.csr_matrix((strength, (i, j)), shape=by_class.shape)
