@@ -94,7 +94,7 @@ def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> No
         hook.remove()
     inputs = compute_layer_inputs(model, layers, rows)
     _, batch = inputs[0]
-    assert batch.extras.edges and len(inputs) == 3
+    assert batch.extras.heads is not None and len(inputs) == 3
     assert all(torch.equal(found, want) for (found, _), want in zip(inputs, seen, strict=True))
     is_real = torch.arange(rows["timestamp_list"].size(1)) < batch.lengths[:, None]
     assert torch.equal(batch.times, rows["timestamp_list"][is_real])

@@ -25,6 +25,7 @@ from recbole_pos.conversion.cells import (
     choose_table,
     convert_cells,
     encode,
+    explain_useless,
     find_first_values,
     guess_kind,
     read_ids,
@@ -60,9 +61,6 @@ _FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 # Names that RecBole uses or derives from others, and the built-in fields of relations.
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
-# A token field is not loaded if it has at least so many rows, and more than this share of them has
-# a value of its own.
-_UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
 # What the user sets for single columns: option (type, table or rename) -> column -> value.
 Overrides = Mapping[str, Mapping[str, str]]
 
@@ -342,23 +340,37 @@ class Builder:
         self.fields: dict[str, str] = {}
         self.entities: dict[str, EntityIndex] = {}
 
-        # The names of users are a field of the interactions, and the first field of the table of
-        # users, which has one row for each user, in the order in which they first occur
-        # (``EntityIndex``). The same for items. ``_add`` names the field and reports it.
-        for role, cells in (("user", interactions.user), ("item", interactions.item)):
-            names = cells.as_kind("token")
-            field = self._add(roles[role], source, "inter", names, default=_FIELDS[role])
-            self.fields[role] = field
-            self.entities[role] = EntityIndex(names)
-            self.tables[role][field] = self.entities[role].cells
+        self._add_names("user", interactions.user.as_kind("token"))
+        self._add_names("item", interactions.item.as_kind("token"))
+        self._add_time()
 
-        # The time is held as an array of seconds, and not as codes of different values.
-        field = self.fields["time"] = self._name_field(roles["time"], default=_FIELDS["time"])
+    def _add_names(self, role: str, names: Cells) -> None:
+        """Add the field of users (or items), and begin the table that has a row for each of them.
+
+        The field is in both tables: in that of the interactions, and first in that of the users.
+
+        Args:
+            role: ``user`` or ``item``.
+            names: [interactions] name of the user (item) of each.
+        """
+        # Users are numbered in the order in which they first occur; ``index.cells`` has their names
+        index = self.entities[role] = EntityIndex(names)
+        column, name = self.roles[role], _FIELDS[role]
+        field = self.fields[role] = self._add(column, self.source, "inter", names, default=name)
+        self.tables[role][field] = index.cells
+
+    def _add_time(self) -> None:
+        """Add the field of the time to the table of interactions, and report its column.
+
+        Other fields are held as codes of their different values, the time as seconds since 1970.
+        """
+        column, interactions = self.roles["time"], self.interactions
+        field = self.fields["time"] = self._name_field(column, default=_FIELDS["time"])
         self.tables["inter"][field] = interactions.seconds
-        time = Column(roles["time"], source.path.name, field, kind="float", table="inter")
-        time.different = len(np.unique(interactions.seconds))
-        time.notes = [*interactions.forms]  # such as "ISO dates"
-        report.columns.append(time)
+        entry = Column(column, self.source.path.name, field, kind="float", table="inter")
+        entry.different = len(np.unique(interactions.seconds))
+        entry.notes = [*interactions.forms]  # such as "ISO dates"
+        self.report.columns.append(entry)
 
     def _name_field(self, column: str, default: str = "") -> str:
         """Make a name for the field of a column, which no other field of the dataset has.
@@ -390,29 +402,27 @@ class Builder:
         return self.roles["time"] in self.source.columns
 
     def add_file(self, source: Source, role: str) -> None:
-        """Make attributes of items of the columns of a file about items; the same for users.
+        """Add the columns of a file that describes items, a row for each item, as their attributes.
 
-        Rows about an item that has no interaction are left out and reported.
+        The same for users. Rows about an item that has no interaction are left out and reported.
 
         Args:
-            source: the file, a row for each item or user.
+            source: the file.
             role: ``item`` or ``user``.
 
         Raises:
             UsageError: if no row is about an item (user) that has an interaction.
         """
-        # Each row names its item in the column ``key``. ``find`` returns [rows] the number of the
-        # item, or -1 if no interaction has it.
-        key, known = self._find_key(source, role), self.entities[role]
+        # Each row names its item in the column ``key``. Items are numbered as in the interactions:
+        # ``number`` [rows] is the number of the row's item, or -1 if no interaction has it.
+        key = self._find_key(source, role)
         names = _read_names(source.table, key, self.args)
-        entities = known.find(names)
-        rows = np.flatnonzero(entities >= 0)
+        number = self.entities[role].find(names)
+        rows = np.flatnonzero(number >= 0)
         if not len(rows):
-            # the last of the different names in this file, and of those in the interactions
-            here, there = shown(names.values[-1].as_py()), shown(known.cells.values[-1].as_py())
             raise UsageError(
-                f"{source.path}: no {role} has an interaction; {key} has such as {here}, "
-                f"the interactions {there}"
+                f"{source.path}: no {role} has an interaction; {key} has such as {names.example}, "
+                f"the interactions {self.entities[role].cells.example}"
             )
 
         # Report the rows that are left out. Those without a name (code 0) count as lost; those of
@@ -420,14 +430,14 @@ class Builder:
         not_needed = f"{role} without an interaction"
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
-            not_needed: np.flatnonzero((entities < 0) & (names.codes > 0)),
+            not_needed: np.flatnonzero((number < 0) & (names.codes > 0)),
         }
         self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused=not_needed)
 
         for column in source.columns:
             cells = None if column == key else self._read_column(source, column)
-            if cells is not None:
-                self._add_attribute(column, source, role, cells[rows], entities[rows], rows)
+            if cells is not None:  # not left out
+                self._add_attribute(column, source, role, cells[rows], number[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
         """Find the column of a file that names the item (user) which each row is about.
@@ -529,16 +539,12 @@ class Builder:
         self._add(column, source, table, first)
 
     def _add(self, column: str, source: Source, table: str, cells: Cells, default: str = "") -> str:
-        """Add a column as a field of a table, and report it.
-
-        A field of no use to a model is written, but runs do not load it: an empty one, or one of
-        names of which nearly every row has a different one, such as a title. The names of users and
-        items are loaded in any case.
+        """Add a column as a field of a table, and an entry for the column to the report.
 
         Args:
             column, source: name of the column, and its file.
             table: ``inter`` (interactions), ``item`` or ``user``.
-            cells: [rows of the table] the values, as ``codes`` of the different ones; 0 is empty.
+            cells: [rows of the table] the values: a code for each distinct value, 0 for a missing.
             default: name for a field with a role (user or item); empty for others.
 
         Returns:
@@ -546,21 +552,17 @@ class Builder:
         """
         field = self._name_field(column, default)
         self.tables[table][field] = cells
-        num_filled = int(np.count_nonzero(cells.codes))
-        reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
-        reported.missing = len(cells.codes) - num_filled
-        reported.notes = list(cells.notes)
-        self.report.columns.append(reported)
+        entry = Column(column, source.path.name, field, cells.kind, table, cells.different)
+        entry.missing = int(np.count_nonzero(cells.codes == 0))
+        entry.notes = list(cells.notes)
+        self.report.columns.append(entry)
 
-        # ``different`` is how many different values there are; nearly every row has another one if
-        # there are more than _UNIQUE_SHARE (90%) of at least _UNIQUE_ROWS (100) rows
-        is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
-        reason = "nearly every one is another" if is_unique and cells.kind == "token" else ""
-        if not num_filled:
-            reason = "it is empty"
+        # The names of users and items are loaded in any case, as are times; other fields only if
+        # they are of use to a model.
+        reason = explain_useless(cells)
         if reason and column not in self.roles.values():
-            reported.loaded = False
-            reported.notes.append(f"written, not loaded: {reason}")
+            entry.loaded = False
+            entry.notes.append(f"written, not loaded: {reason}")
         return field
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +34,8 @@ _MANY_DIGITS = r"^[+-]?\d{16,}$"
 _SEQUENCE_SEPARATORS = (r"\|", r"\s+", ",")  # of the values in a cell of text, the surest first
 # Of the contradictions expected by chance, a column of items or users has at most this share.
 _MAX_CONTRADICTIONS = 0.1
+# A field of names is of no use if so many rows have one, and more than this share of them another.
+_UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
 _MAX_WRONG = 0.1  # of the different cells may be no number for a note on them
 
 
@@ -66,6 +68,11 @@ class Cells:
     def different(self) -> int:
         """Number of different texts."""
         return len(self.texts)
+
+    @property
+    def example(self) -> str:
+        """One of the different texts, as messages quote it."""
+        return shown(self.values[-1].as_py())
 
     def __getitem__(self, rows: np.ndarray) -> Cells:
         """Return the cells of some rows."""
@@ -177,43 +184,53 @@ def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> Cells:
     """Return a column as codes of its different values: "a", "b", "a" become [1, 2, 1].
 
-    Later steps work on each different value once, and not on every row. Words such as NaN, and
-    those in ``missing``, become missing cells (code 0), of which a note is made.
+    Later steps work on each different value once, and not on every row. A missing cell has code 0.
 
     Args:
         column: a column as :func:`simplify_types` makes it: text in a dictionary, numbers, times,
             or lists of text or floats.
         name: name of the column, for the message.
-        missing: further words that stand for a missing value.
+        missing: words that stand for a missing value, beside the usual ones such as NaN.
 
     Returns:
-        The cells, whose kind (type of field) is set for times and lists only: times become seconds
-        since 1970, and the values of lists are joined by ``INNER``, a control character.
+        The cells. The values of text and numbers are texts whose type of field (``kind``) is still
+        empty, to be guessed. Times are seconds since 1970, of kind float. Lists are texts with
+        ``INNER``, a control character, between their values, of kind token_seq or float_seq.
 
     Raises:
         UsageError: if the column has another type of Arrow.
     """
-    # Turn times into seconds, and lists into text, since Arrow numbers values of these types only.
-    kind = time_note = ""
     dtype, types = column.type, pa.types
     is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
-    if types.is_timestamp(dtype):
-        kind, time_note = "float", "seconds since 1970, UTC"
-        column = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
+    if is_text or types.is_integer(dtype) or types.is_floating(dtype):
+        cells = _number_values(column)
+    elif types.is_timestamp(dtype):
+        seconds = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
+        cells = _number_values(seconds).as_kind("float", "seconds since 1970, UTC")
     elif types.is_large_list(dtype):
-        kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
-        column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
-    elif not (is_text or types.is_integer(dtype) or types.is_floating(dtype)):
+        texts = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
+        is_float = types.is_floating(dtype.value_type)
+        cells = _number_values(texts).as_kind("float_seq" if is_float else "token_seq")
+    else:
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
-    cells = _number_values(column)
+    return _empty_missing(cells, [*MISSING, *missing])
 
-    # Replace words for a missing value by an empty text, of whose cells ``recode`` makes missing
-    # ones. It also gives one code to values of the same text, as 0.0 and -0.0 are both "0".
-    words = pa.array([word for word in (*MISSING, *missing) if word])
-    is_missing = pc.is_in(cells.texts, words)
+
+def _empty_missing(cells: Cells, words: Sequence[str]) -> Cells:
+    """Return the cells with those that hold a word for a missing value, such as NaN, made missing.
+
+    How many these are becomes a note, which is reported. Values with the same text, such as 0.0 and
+    -0.0, which are both "0", get one code.
+
+    Args:
+        cells: the cells, as codes of their different ``texts``; code 0 is a missing cell.
+        words: the words.
+    """
+    is_missing = pc.is_in(cells.texts, pa.array([word for word in words if word]))
     examples = ", ".join(map(repr, cells.texts.filter(is_missing).to_pylist()[:4]))
     note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
-    return cells.recode(pc.if_else(is_missing, "", cells.texts), kind, time_note, note)
+    # ``recode`` replaces the texts; cells whose new text is empty are missing
+    return cells.recode(pc.if_else(is_missing, "", cells.texts), cells.kind, note)
 
 
 def _number_values(column: pa.ChunkedArray) -> Cells:
@@ -319,9 +336,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     # Otherwise text. If nearly all (all but _MAX_WRONG, a tenth) are numbers, the user may want to
     # correct the few that are not.
     is_near = is_wrong.sum() <= _MAX_WRONG * len(values)
-    return cells.as_kind(
-        "token", f"text, as {_describe_wrong(values, is_wrong)}" if is_near else ""
-    )
+    note = f"text, as {_describe_wrong(values, is_wrong)}" if is_near else ""
+    return cells.as_kind("token", note)
 
 
 def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
@@ -439,6 +455,23 @@ def _describe_wrong(values: pa.Array, is_wrong: np.ndarray) -> str:
     return (
         f"{is_wrong.sum():,} of {len(values):,} different cells are no number, such as {example!r}"
     )
+
+
+def explain_useless(cells: Cells) -> str:
+    """Return why a field is of no use to a model; an empty text if it may be of use.
+
+    Of no use is a field without any value, and names that are nearly unique, such as titles: at
+    least 100 rows have one (``_UNIQUE_ROWS``), and for more than 90% of them (``_UNIQUE_SHARE``)
+    there is a distinct one.
+
+    Args:
+        cells: the values of the field: a code for each distinct value, 0 for a missing.
+    """
+    num_filled = np.count_nonzero(cells.codes)
+    if not num_filled:
+        return "it is empty"
+    is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
+    return "nearly every one is another" if is_unique and cells.kind == "token" else ""
 
 
 # --- columns that say something of items or users ---

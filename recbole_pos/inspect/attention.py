@@ -68,8 +68,7 @@ def find_attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
     Raises:
         UsageError: if the model has no such layer.
     """
-    modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    layers = [module for module in modules if module.causal]
+    layers = [x for x in model.modules() if isinstance(x, MultiHeadAttention) and x.causal]
     if not layers:
         raise UsageError(f"{type(model).__name__} has no causal attention layers of the plugin")
     return layers

@@ -56,12 +56,10 @@ class BatchRelations:
         heads: multiplies [m, d] by [M m, m], the stacked normalised relations of items and
             behaviour; None without such relations.
         users: multiplies [m, d] by Norm(R^U) [m, m]; None without relations of users.
-        edges: E, the number of entries in ``heads``.
     """
 
     heads: Callable[[Tensor], Tensor] | None
     users: Callable[[Tensor], Tensor] | None
-    edges: int = 0
 
 
 @dataclass(frozen=True)
@@ -229,9 +227,9 @@ class RelationLookup:
                 of their real times (``time_respecting``) or of random ones (``random_order``).
             max_length: L, the most interactions of a window.
             seconds: seconds in one unit of the time field.
-            default_self_relation: how strongly interactions of a user without any value are related
-                to themselves by fields of users: 1 if the model replaces states by sums of related
-                states, so that theirs stay as they are; 0 if it adds such sums to the states.
+            default_self_relation: by fields of users an interaction is related to itself, too. This
+                is how strongly, if its user has no value: 1 where the model replaces a state by the
+                sum of related ones, so that the state stays; 0 where it adds the sum to the state.
         """
         # options
         self.top_k, self.max_length = top_k, max_length
@@ -518,8 +516,8 @@ class RelationLookup:
             A list with the relations by each attribute of items or interactions; and the relations
             by all attributes of users together, None if there are no such attributes.
         """
-        # ``by_attribute`` has an object for each attribute of items or interactions. It reads the
-        # items or times of the interactions, and ``top_k``, from this one.
+        # ``by_attribute`` has an object for each attribute of items or interactions. ``find_top``
+        # is given ``self`` to read the items or times of the interactions, and ``top_k``, from it.
         edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
         if self.user_table is None:  # no attributes of users
             return edges, None
@@ -528,9 +526,9 @@ class RelationLookup:
         # related. Class 0 is for users without attributes, and for those from outside the dataset,
         # whose numbers are past the last one of ``class_of`` [users].
         classes = take_or_fill(self.user_table.class_of, order.user, 0)
+        # ``across_users`` says whether the option ``cross_sequence`` lets other users be read.
         # ``same_column``: by users, as in the paper, the n-th interaction of a window is related
-        # only to the n-th ones of other windows. ``across_users`` is False if the option
-        # ``cross_sequence`` does not allow to read other users at all.
+        # only to the n-th ones of other windows.
         user_edges = top_relations(
             self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
@@ -556,7 +554,7 @@ class RelationLookup:
         Returns:
             ``heads``: by attributes of items and interactions, a matrix [m, m] for each, one under
             the other: [M m, m] for M attributes. ``users``: one matrix [m, m] by all attributes of
-            users. Both are None without such attributes. ``edges``: number of entries in ``heads``.
+            users. Both are None without such attributes.
         """
         # ``order`` says which interactions each one may read; relations are edges between them
         order = self.make_order(rows, rng)
@@ -571,9 +569,7 @@ class RelationLookup:
             # other attributes are added to what attention returns, which has its state already.
             user_edges = self._add_self_relations(user_edges, order)
             users = stack_relations([user_edges], m, device, dtype)
-
-        num_edges = sum(len(edges.value) for edges in edges_by_attribute)
-        return BatchRelations(heads, users, num_edges)
+        return BatchRelations(heads, users)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Return relations by attributes of users, and m more: of every interaction to itself.

@@ -183,8 +183,7 @@ class _SortedInteractions:
         # the search above is for those from 30 to 36. ``self.keys`` has the keys, which never fall.
         first_key = np.ravel_multi_index((*leading, start), self.sizes)
         end_key = np.ravel_multi_index((*leading, stop), self.sizes)
-        begin, end = np.searchsorted(self.keys, (first_key, end_key), "left")
-        return begin, end
+        return np.searchsorted(self.keys, first_key), np.searchsorted(self.keys, end_key)
 
 
 def top_relations(
@@ -445,9 +444,9 @@ def _take_other_users(
 ) -> tuple[np.ndarray, np.ndarray]:
     """List the newest interactions of each range that are not of the reader's own user.
 
-    A range is a list of interactions for one reader, another interaction, the newest last. For
-    example, it has interactions of eve, ann, bob, ann, bob, the reader is of bob, and 2 are to be
-    taken: those of ann. To take 2 where 2 are of bob, at most the newest 2 + 2 need be looked at.
+    A range is interactions that one reader, another interaction, may read, the newest last. For
+    example, they are of eve, ann, bob, ann, bob, the reader is of bob, and 2 are to be taken: those
+    of ann. Since 2 of the range are of bob, the newest 2 + 2 have enough others.
 
     Args:
         ranges: n ranges of interactions; ``ranges.size`` says how many each has.
@@ -595,5 +594,4 @@ def _find_largest(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
     largest = np.argsort(-matrix, axis=1, kind="stable")[:, :k]  # columns of each row
     is_positive = np.take_along_axis(matrix, largest, axis=1) > 0
-    row, _ = np.nonzero(is_positive)
-    return row, largest[is_positive]
+    return np.nonzero(is_positive)[0], largest[is_positive]

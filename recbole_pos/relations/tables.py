@@ -296,10 +296,9 @@ class RelationTable:
         return self.to_matrix().diagonal()[self.class_of]
 
     def to_matrix(self) -> sp.csr_matrix:
-        """Return [classes, classes] relations, the columns of each row ascending."""
+        """Return the relations as a sparse matrix [classes, classes]."""
         n = len(self.indptr) - 1
-        matrix = sp.csr_matrix((self.values, self.related, self.indptr), shape=(n, n))
-        return matrix.sorted_indices()
+        return sp.csr_matrix((self.values, self.related, self.indptr), shape=(n, n))
 
 
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
