@@ -80,53 +80,54 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the model of Liu et al., KDD 2025: layers, lookup of related interactions, loss.
+        """Build a transformer in which interactions read related ones, of any user.
 
-        Interactions are related by fields, such as the brand of their items. An interaction *reads*
-        related ones: every layer of the transformer adds their states to its own.
+        Two interactions are related if they have the same or a similar value of a field, such as
+        the brand of their items. Every layer then adds the state of one to that of the other.
 
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
-            dataset: training part of a dataset, whose fields give the relations.
+            dataset: training part of a dataset, which has the fields.
 
         Raises:
-            UsageError: if options contradict each other, or a relation cannot be read.
+            UsageError: if options contradict each other, or a field cannot be read.
         """
-        # the fields of the option ``relations``; the layers, which the base class builds, have
-        # weights for each of them
+        # the fields; read first, since the layers that the base class builds have weights for each
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
-
-        # A long history is cut into windows. If they are linked, all windows of a user come in one
-        # batch, and later ones read earlier ones.
+        # A long history is cut into parts. If these are linked, they come in one batch, and
+        # interactions are related to those in earlier parts, too.
         self.linked = config["chunking"]
         if self.linked:
             _require_chunks(config)
 
-        # What a prediction reads beside the history itself: training interactions of ``bank_users``
-        # (training_bank) or of the users in its batch (batch), or nothing (own). With ``none`` it
-        # does not even read its own history: there are no relations in prediction.
+        # ``lookup`` finds the related interactions of a batch. An option says to whose they are
+        # related in prediction, such as to those of users in the same batch, or of ``bank_users``.
+        self.lookup = self._build_lookup(dataset, config)
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
-        self.lookup = self._build_lookup(dataset, config)
         self.bank_users = self._sample_bank(config["bank_size"])
 
-        # whether interactions are related by their times
+        # whether one of the fields is the time of interactions
         self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self._check_times(dataset, config)
 
-        # The loss (equation 17) compares the scores of a state with the next few items, weighted by
-        # ``betas``, and with a prior over items, weighted by ``prior_weight``. There are no betas
-        # if the options ask for plain cross-entropy.
+        # The targets of the loss are the next few items, of which each has a weight, its beta, and
+        # a prior over all items. Plain cross-entropy has the next item only, and no betas.
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         self.register_buffer("prior", self._make_prior(dataset), persistent=False)
 
     def _make_prior(self, dataset: Dataset) -> Tensor:
-        """Return the prior of the items that the loss chooses among (equation 14).
+        """Return the prior probability of each item in the loss, by its popularity.
 
-        It grows with an item's number of training interactions, ``popularity``. The loss chooses
-        among ``candidates``, ids of items, or among all if these are None.
+            prior_i = (count_i + 1) / sum over items j of (count_j + 1)
+
+        with count_i the number of training interactions with item i (``popularity``); the prior of
+        padding, item 0, is 0 (Liu et al., KDD 2025, equation 14).
+
+        Returns:
+            [items], or [candidates] if the loss chooses among some items only, the ``candidates``.
         """
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
@@ -143,10 +144,10 @@ class AttrFormer(PosSASRec):
             config: options; ``top_k`` is how many relations each interaction keeps by each field,
                 and ``cross_sequence`` says which interactions of other users it may be related to.
         """
-        # By fields of users an interaction is related to itself, too. If its user has no value of
-        # them, this relation is 0. With ``replace`` the sum of related states replaces each state,
-        # which would be 0 then: so the relation is 1.
-        self_relation_without_values = 1.0 if config["user_update"] == "replace" else 0.0
+        # A user whose fields are all missing is related to nobody, so the sum of related states is
+        # 0. Where this sum takes the place of the user's own state (``user_update: replace``), that
+        # state is put into it, with weight 1, so that it is not lost.
+        own_weight = 1.0 if config["user_update"] == "replace" else 0.0
         return RelationLookup(
             self.declared,  # the fields
             dataset,
@@ -154,32 +155,31 @@ class AttrFormer(PosSASRec):
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
             seconds=self.time_unit,  # seconds in one unit of the time field
-            default_self_relation=self_relation_without_values,
+            default_self_relation=own_weight,
         )
 
     def _check_times(self, dataset: Dataset, config: Options) -> None:
-        """Check the times of a dataset, if the model reads them for one of these reasons.
+        """Refuse times of a dataset that the model cannot use, and add warnings to ``notices``.
 
-        - ``relates_times``: an interaction is related by time to some right before it. These are
-          the nearest in time only if times never fall from one interaction of a user to the next.
-        - ``cross_sequence: time_respecting``: an interaction reads those of other users that
-          happened before it.
+        The model reads times for two reasons, or not at all:
 
-        Warnings are added to ``self.notices``, and a UsageError is raised for unusable times.
+        - ``relates_times``: it relates interactions of a user that are near in time.
+        - ``cross_sequence: time_respecting``: it relates them to earlier ones of other users.
         """
+        log, unit = dataset.log, config["timestamp_unit"]
+        advice = "leave the time out of relations"  # in messages
         if self.relates_times:
-            advice = "leave the time out of relations"
-            require_order(dataset.log, "relations: time", advice)
-        elif self.lookup.cross_sequence == "time_respecting":
-            advice = "set cross_sequence: random_order"
-        else:
-            return
+            # it looks for near interactions among those right before, so times must never fall
+            require_order(log, "relations: time", advice)
+        if self.needs_time:
+            return  # a position scheme reads times, too, and the base class has checked the rest
 
-        # the base class has done this already, if a position scheme reads times (``needs_time``)
-        if not self.needs_time:
-            compares_only_users = not self.relates_times  # then each may have one time only
-            unit = config["timestamp_unit"]
-            self.notices += check_clock(dataset.log, unit, advice, compares_only_users)
+        if self.relates_times:
+            self.notices += check_clock(log, unit, advice)
+        elif self.lookup.cross_sequence == "time_respecting":
+            # only users are compared, so all interactions of one user may have the same time
+            advice = "set cross_sequence: random_order"
+            self.notices += check_clock(log, unit, advice, compares_users=True)
 
     def _sample_bank(self, bank_size: int) -> np.ndarray:
         """Sample up to ``bank_size`` users with training interactions by the run's seed, sorted."""
@@ -291,65 +291,64 @@ class AttrFormer(PosSASRec):
         return self.lookup.pack_windows(log_rows, lengths, is_read_by_others, self.linked)
 
     def _relate(
-        self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
+        self, sequences: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> BatchRelations:
-        """Return the relations among the interactions of some sequences, as sparse matrices.
+        """Find which interactions of a batch are related, and how strongly.
 
-        A relation says how much of the state of one interaction is added to that of another, which
-        reads it. Of other users an interaction reads earlier ones only, by an order that is random
-        with ``cross_sequence: random_order``.
+        Every layer adds to the state of an interaction those of related ones, times the strength.
+        Related are only interactions that come before it, so that no state knows what follows. With
+        ``cross_sequence: random_order`` it is random which ones of other users come before it.
 
         Args:
-            rows: the sequences, whose interactions are given by their rows in the log.
-            lookup: the log, and what finds related interactions in it.
-            device: where the matrices are put.
+            sequences: the histories of the batch, by rows of the log.
+            lookup: the log (all interactions of the dataset), and the search in it.
+            device: where the result is put.
 
         Returns:
-            The relations; none at all when predicting with ``inference_relations: none``.
+            The strengths, as sparse matrices [m, m] for the m interactions of the batch: one for
+            fields of items and interactions (``heads``), one for fields of users (``users``).
         """
-        if not self.training and self.inference == "none":
-            return BatchRelations(None, None)
-        # Another order for each training batch, from torch's generator, whose state checkpoints
-        # keep; the same order for all predictions.
+        if not self.training and self.inference == "none":  # predictions without any relation
+            return BatchRelations(heads=None, users=None)
+        # The random order is another one in each training step. Its seed is from torch's generator,
+        # which is saved with a run, so that a resumed run has the same. Predictions share one.
         seed = int(torch.randint(2**62, ())) if self.training else self.seed
-        rng = np.random.default_rng(seed)
-        return lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
+        rng = np.random.default_rng(seed)  # samples the order
+        return lookup.build_relations(sequences, rng, device, self.item_embedding.weight.dtype)
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states of the queries of a batch, which ask for the next item.
+        """Return the states of a batch's queries, by which the items after histories are predicted.
 
-        The state of an interaction is added to those of related ones, such as of the same brand.
-        Which interactions are related is decided in one of four ways:
-
-        1. The batch has the relations already, as ``extras``.
-        2. Histories from outside the dataset are related to the *bank*, training interactions of
-           some users, and not to each other.
-        3. Windows of the training part are related to each other, as in training.
-        4. Other histories of the dataset are related to the bank.
+        Every layer adds to the state of an interaction those of related ones, such as of the same
+        brand. In training these are interactions of the same batch. In prediction they are older
+        ones of the same history, and the *bank*: the newest training interactions of some users.
 
         Args:
-            batch: b histories with k queries. Those of the dataset have ``log_rows``, the rows of
-                their interactions in the log, the table of all interactions.
+            batch: histories with k queries. ``log_rows`` are the rows of their interactions in the
+                log (all interactions of the dataset); None for histories from outside the dataset.
+                ``extras`` are the relations, if they have been found already, as in training.
 
         Returns:
             [k, d].
         """
-        if batch.extras is not None:  # 1
+        if batch.extras is not None:
             return super().encode(batch)
 
-        # [b] the newest interaction of each history, as an index among all those of the batch
+        # the newest interaction of each history, as an index among all those of the batch
         newest = batch.last.cpu().numpy()
-        if batch.log_rows is None:  # 2
-            # in the longer log of this lookup, interaction i of the batch is the row num_events + i
+        if batch.log_rows is None:
+            # predict from a longer log, where interaction i of the batch is the row num_events + i
             times = None if batch.times is None else batch.times.cpu().numpy()
             items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
             lookup = self.lookup.with_histories(items, lengths, times)
             return self._encode_histories(lookup.num_events + newest, lookup)
 
+        # If the item to predict is itself a training interaction, it may be in the bank, and its
+        # history must not read it there. Then the whole batch is related as in training.
         newest_rows = batch.log_rows.cpu().numpy()[newest]
-        if self.lookup.is_followed_in_training(newest_rows).any():  # 3
+        if self.lookup.is_followed_in_training(newest_rows).any():
             return super().encode(self.prepare(batch))
-        return self._encode_histories(newest_rows, self.lookup)  # 4
+        return self._encode_histories(newest_rows, self.lookup)
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
         """Return the states that predict what follows histories.
@@ -430,18 +429,24 @@ class AttrFormer(PosSASRec):
         return replace(batch, log_rows=torch.from_numpy(rows))
 
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
-        """Return the bank: training interactions whose states predictions add to their own.
+        """Return the training interactions of other users that predictions read, the bank.
+
+        A prediction for a user adds the states of related interactions to those of the user's own.
+        The option ``inference_relations`` says whose interactions these are:
+
+        - ``training_bank``: those of ``bank_users``, the same for every prediction;
+        - ``batch``: those of the users for whom items are predicted in the same batch;
+        - ``own``: the user's own older ones only, which need no bank;
+        - ``none``: none at all.
 
         Args:
-            users: [b] int64 users for whom items are predicted.
+            users: [b] int64 users for whom items are predicted, as one batch.
             lookup: the log, the table of all interactions.
 
         Returns:
-            The newest training interactions of ``bank_users``, who are sampled once
-            (``inference_relations: training_bank``), or of ``users`` (batch). None if predictions
-            use none (own, none).
+            The newest training interactions of each of these users; None if there is no bank.
         """
-        # without states of other users in training (``cross_sequence``) there are none here either
+        # a model that has not read other users in training does not in prediction
         if self.inference in ("own", "none") or lookup.cross_sequence == "none":
             return None
         if self.inference == "training_bank":
@@ -549,13 +554,9 @@ class RelationLayer(TransformerLayer):
     Relations of heads leave out the interaction itself, those by users keep it. Section 3.1.3 has
     x' = Norm(R^U) x, which keeps little of the own state: ``user_update: replace``. By default the
     aggregate Norm(R^U) x is added instead, with a learned weight that starts at 0.
-
-    Attributes:
-        aggregates: whether the layer aggregates by users.
-        user_gate: learned weight of the aggregate; None if the aggregate replaces the state.
     """
 
-    user_gate: nn.Parameter | None
+    user_gate: nn.Parameter | None  # weight of the aggregate; None if that replaces the state
 
     def __init__(
         self, attention: RelationAttention, feed_forward: FeedForward, aggregates: bool, gated: bool
