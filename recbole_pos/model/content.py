@@ -233,42 +233,41 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
         # the rows are trained if the option is None, its default, or True
         model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
     elif files:
-        _add_trained_function(model, config, dataset, keeps_rows=use == "add")
+        _add_network(model, config, dataset, keeps_rows=use == "add")
 
 
-def _add_trained_function(model: Any, config: Options, dataset: Dataset, keeps_rows: bool) -> None:
-    """Let a network compute item vectors from content, by adding modules to the model's item table.
+def _add_network(model: Any, config: Options, dataset: Dataset, keeps_rows: bool) -> None:
+    """Add a trained network to a model, which makes item vectors of content vectors.
 
-    The table, ``item_embedding``, looks up the row of an item. Then it calls the modules in its
-    ``parts``, in the order in which they are added, and each changes the vector. Also set are
-    ``candidates``, the items that the loss chooses among, and ``content_source``, the files that a
-    saved run needs again.
+    Content vectors describe items, by their texts for example. ``item_embedding`` of the model is a
+    table of item vectors with a row for each item. It adds up its row and what the modules in its
+    ``parts`` return for the item; the network becomes one of them.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
         config: options of the model.
         dataset: training part of a dataset.
-        keeps_rows: whether the output of the network is added to an item's row of the table; else
-            the table has no rows, and the output is the item's vector.
+        keeps_rows: whether an item's vector is the row plus the output of the network; else it is
+            the output alone, and the table loses its rows.
     """
-    table = model.item_embedding
+    # Content is scaled, or whitened (its numbers are made uncorrelated), by the mean and variance
+    # of the items that occur in training.
     is_trained = dataset.popularity > 0  # [n] bool, whether an item occurs in training
-    _limit_candidates(model, is_trained)
-    model.content_source = config["item_vectors"]
+    content = _read_content(model, config, dataset)
+    statistics = Statistics.from_vectors(content, is_trained, config["item_vectors_whiten"])
+    content = statistics.transform(content)
 
-    # First, rows of items that do not occur in training are set to zero: they are random.
+    table = model.item_embedding
     if keeps_rows:
+        # rows of items that do not occur in training stay random: this part makes zeros of them
         table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
     else:
         table.drop_ids()
-
-    # Then the output of the network is added. Content is scaled, or whitened (made uncorrelated),
-    # by the mean and variance of the items that occur in training.
-    values = _read_content(model, config, dataset)
-    statistics = Statistics.from_vectors(values, is_trained, config["item_vectors_whiten"])
-    values = statistics.transform(values)
     is_trainable = bool(config["item_vectors_train"])
-    table.parts["content"] = Content(statistics, values, config["hidden_size"], is_trainable)
+    table.parts["content"] = Content(statistics, content, config["hidden_size"], is_trainable)
+
+    _limit_candidates(model, is_trained)  # the loss chooses among items that occur in training
+    model.content_source = config["item_vectors"]  # files that a saved run needs again
 
 
 def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
@@ -293,38 +292,50 @@ def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Let the item vectors of a model start as content vectors (``item_vectors_use: init``).
+    """Write content vectors into a model's table of item vectors, to be trained from there.
 
-    - Content of the size of item vectors is taken as it is.
-    - Content of another size is turned to its principal components, at most ``hidden_size``, and
-      scaled so that its numbers have the standard deviation of fresh item vectors.
-    - With ``item_vectors_whiten`` content of either size is made uncorrelated, and scaled so.
-
-    Items without content keep their random vectors.
+    Content vectors describe items, by their texts for example. Items without content keep their
+    random vectors (``item_vectors_use: init``).
 
     Args:
         model: a model with an ``item_embedding``, the table of item vectors, which is changed.
         config: options of the model.
         dataset: training part of a dataset.
     """
-    values = _read_content(model, config, dataset)  # [n, c], zeros where an item has no content
-    has_content = values.any(1)
-    whiten, c, d = config["item_vectors_whiten"], values.shape[1], config["hidden_size"]
-    if whiten or c != d:
-        num_components = None if c == d else min(c, d)  # None keeps the size
-        # all is measured over the items that occur in training
-        is_trained = dataset.popularity > 0
-        statistics = Statistics.from_vectors(values, is_trained, whiten, num_components)
-        values = statistics.transform(values)
-        deviation = _measure_deviation(values, has_content, is_trained)
-        values *= config["initializer_range"] / deviation
+    content = _read_content(model, config, dataset)  # [n, c], zeros where an item has no content
+    ids = np.flatnonzero(content.any(1))  # items with content
+    if config["item_vectors_whiten"] or content.shape[1] != config["hidden_size"]:
+        content = _fit_to_table(content, dataset.popularity > 0, config)
 
-    # The table has its random numbers already. The model's constructor draws them again when all
-    # layers are built, and then writes ``start`` into the table as well (``init_weights``).
-    vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
-    table = model.item_embedding
-    table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors  # ids, and their vectors
-    table.write_start()
+    # The table keeps ids and vectors as ``start``, for models which draw all of their weights at
+    # random after this: when they have done so, they call ``write_start`` again.
+    vectors = torch.from_numpy(content[ids]).to(torch.get_default_dtype())
+    model.item_embedding.start = torch.from_numpy(ids), vectors
+    model.item_embedding.write_start()
+
+
+def _fit_to_table(content: np.ndarray, is_trained: np.ndarray, config: Options) -> np.ndarray:
+    """Transform content vectors so that they can take the place of random item vectors.
+
+    - Content of another size than item vectors (``hidden_size``) is reduced to its principal
+      components, as many as an item vector has numbers, or fewer if content has fewer.
+    - With ``item_vectors_whiten`` its numbers are made uncorrelated, each with the same variance.
+    - At last it is scaled to the standard deviation of random item vectors.
+
+    Args:
+        content: [n, c] content vectors of all items.
+        is_trained: [n] bool, the items that occur in training: what is measured is measured there.
+        config: options of the model.
+
+    Returns:
+        [n, k] with k at most ``hidden_size``.
+    """
+    has_content = content.any(1)
+    whiten, c, d = config["item_vectors_whiten"], content.shape[1], config["hidden_size"]
+    size = None if c == d else min(c, d)  # number of principal components; None for none
+    content = Statistics.from_vectors(content, is_trained, whiten, size).transform(content)
+    content *= config["initializer_range"] / _measure_deviation(content, has_content, is_trained)
+    return content
 
 
 def _measure_deviation(values: np.ndarray, has_content: Any, is_trained: np.ndarray) -> float:
