@@ -208,37 +208,36 @@ def ensure_registered(model: type) -> str:
     # registered with defaults (``given``), the new one keeps them.
     earlier = MODELS.find_registration(model)
     defaults = None if earlier is None else earlier.given
-    _register(model, defaults, model.__name__)
+    _register(model, defaults, model.__name__, module=None)
     return model.__name__
 
 
-def _register(model: type, given: Defaults | None, name: str, module: str | None = None) -> None:
-    """Add the class of a model to the registry, with the defaults of its options.
+def _register(model: type, defaults: Defaults | None, name: str, module: str | None) -> None:
+    """Add a model to the table MODELS: its class, the defaults of its options, and a module.
 
-    It is mostly a class of a user. Users may also register one of the plugin's classes under
-    another name or with other defaults.
+    Other processes of a run import the module to have the model in their tables, too.
 
     Args:
         model: the class.
-        given: the defaults that the user has given, or None.
-        name: the name to register it under.
-        module: a module that registers it when another process imports it, if there is one.
+        defaults: those that a user has given for some options; None if for none.
+        name: name of the model.
+        module: a module that calls ``register_model`` for this model when it is imported; None if
+            none does.
 
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # a class of the plugin has its name already
-    if MODELS.find_shipped_name(model) == name and given is None:
+    # one of the package's own models, as it is: it is in the table of every process
+    if defaults is None and name == MODELS.find_shipped_name(model):
         return
-    # If all that there is to register is the class, any process can register it: it imports the
-    # module that defines the class. ``find_home_module`` returns None for one of a notebook.
-    if module is None and given is None and name == model.__name__:
+    # A class under its own name and with no defaults given needs no call of ``register_model``: the
+    # module that defines it is enough (None for a class of a notebook).
+    if module is None and defaults is None and name == model.__name__:
         module = find_home_module(model)
 
-    # The defaults of all options are those of the classes that it extends, then its own.
-    # ``own_options`` are those that neither the plugin nor RecBole knows.
-    defaults, own_options = MODELS.gather_defaults(model, given, _read_base_defaults)
-    MODELS.add(name, Registration(model, given, defaults, own_options, module))
+    # the default of every option, inherited ones too, and the names of options that are new
+    all_defaults, new_options = MODELS.gather_defaults(model, defaults, _read_base_defaults)
+    MODELS.add(name, Registration(model, defaults, all_defaults, new_options, module))
 
 
 def _require_recommender(model: Any) -> None:

@@ -58,11 +58,11 @@ class PosSASRec(PosRecommender):
 
         schemes = self._build_schemes(config, dataset)
         self.position_embedding = schemes.input  # encodings that are added to the input
-        self.trm_encoder = TransformerEncoder(
-            # ``schemes.attention()`` builds what changes the attention of the next layer
-            self.build_layer(config, options, schemes.attention(), number)
-            for number in range(1, config["n_layers"] + 1)
-        )
+        layers = []
+        for number in range(1, config["n_layers"] + 1):
+            # each call of ``attention`` builds the schemes of one more layer
+            layers.append(self.build_layer(config, options, schemes.attention(), number))
+        self.trm_encoder = TransformerEncoder(layers)
 
         # The norm is applied after the last layer if ``pre_norm``, and else before the first.
         self.pre_norm = options.norm == "pre"
@@ -72,44 +72,48 @@ class PosSASRec(PosRecommender):
         self.scale = options.hidden_size**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        if self.needs_time and has_log(dataset):  # a scheme reads times
+        # If a scheme reads times, those of the dataset are checked. ``assume_order`` names the
+        # schemes for which times must not fall from one interaction of a user to the next.
+        if self.needs_time and has_log(dataset):
             self._check_times_of_schemes(dataset, config["timestamp_unit"], schemes.assume_order)
 
     def _build_schemes(self, config: Options, dataset: Dataset) -> Schemes:
-        """Build the position schemes, and set the attributes that say what they read.
+        """Build the position schemes, modules that tell the model about order or time.
 
-        These are ``needs_time``: the times of interactions; ``reads_request``: the time at which
-        the next item is requested, which is that of the target in training; and
-        ``item_attributes``: fields of items.
+        The attributes ``needs_time`` and ``reads_request`` of the model are set: whether it reads
+        the times of interactions, and the time at which the next item is requested (in training it
+        is the time of the target, with the option ``request_time: target``).
 
         Args:
-            config: options of the model; ``position`` names the position schemes. Only with
-                ``request_time: target`` do schemes read the time of the request.
-            dataset: has the fields of items that schemes read.
+            config: options of the model; ``position`` names the position schemes.
+            dataset: training part of a dataset, which has the fields of items that schemes read.
 
         Returns:
             The encoding of the input (``input``), and what builds the scheme of each layer
             (``attention``).
         """
-
-        def read_attribute(field: str) -> Tensor:
-            """Return the tokens [items, s] of a field of items, such as their brand."""
-            self.item_attributes.add(field)
-            return read_item_attribute(dataset, field)
-
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=config["hidden_size"],
             n_heads=config["n_heads"],
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
-            request_time=config["request_time"] == "target",
-            attribute=read_attribute,
+            request_time=config["request_time"] == "target",  # whether schemes are given that time
+            attribute=lambda field: self._read_item_attribute(dataset, field),
         )
         schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
+        # the model reads the time of requests if it is given, and a scheme makes use of it
         self.reads_request = dimensions.request_time and schemes.reads_request
         return schemes
+
+    def _read_item_attribute(self, dataset: Dataset, field: str) -> Tensor:
+        """Return the tokens [items, s] of a field of items, such as their categories, for a scheme.
+
+        The field is noted in ``item_attributes``: a model with any cannot be given new items later.
+        """
+        self.item_attributes.add(field)
+        return read_item_attribute(dataset, field)
 
     def _check_times_of_schemes(self, dataset: Dataset, unit: str, assume_order: list[str]) -> None:
         """Check the times of a dataset that position schemes read, and add what is odd to notices.

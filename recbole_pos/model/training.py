@@ -56,30 +56,30 @@ class NativeAdapter(RecBoleAdapter):
     """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
-        """Return which batches the data loader must make for the model.
+        """Return what the data loader must put into the batches of one of the plugin's models.
 
-        The plugin's models learn from windows: parts of histories without padding, in which many
-        interactions have a target. With some options the loader has RecBole's rows instead, a
-        history with one target each. These are turned into windows by ``pack``.
+        A batch consists of windows: parts of histories, one after the other without padding. In
+        training the items to predict, the targets, come with it.
         """
         model = self.model
-        # A user's class that defines its own loss of rows (``calculate_loss``) gets them unchanged,
-        # since it may read any of their columns.
-        has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
+        # With ``augmentation: prefix`` the loader has RecBole's form of a batch, padded histories
+        # with one target each, and ``pack`` makes windows of it. But if a user's class has a loss
+        # of its own for that form (``calculate_loss``), it gets the batch as it is.
+        has_own_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
             windows=True,
-            causal=model.causal,  # all interactions of a window have a target, not only the newest
-            max_length=model.max_seq_length,
-            linked=model.linked,  # all windows of a user come in one batch
-            times=model.needs_time,  # the time of each interaction, in seconds
-            seconds=model.time_unit,  # seconds in one unit of the dataset's times
-            requests=model.reads_request,  # the time at which the next item is requested
-            # the row of each interaction in the dataset's log, in which some models look up the
-            # next few items after it (``later_targets``), or related interactions
+            causal=model.causal,  # each interaction has a target; else only the newest of a window
+            max_length=model.max_seq_length,  # of a window
+            linked=model.linked,  # whether all windows of a user come in one batch
+            times=model.needs_time,  # whether interactions have times, which are in seconds
+            seconds=model.time_unit,  # how many seconds 1 is in the times of the dataset
+            requests=model.reads_request,  # whether the targets have times, too
+            # whether interactions have their row in the dataset, where some models look up the next
+            # few items after it (``later_targets``) or related interactions
             log_rows=model.needs_events or model.later_targets is not None,
-            # computes what the model reads beside the batch, such as graphs, before a step
+            # computes what the model reads beside the interactions, such as graphs, before a step
             prepare=model.prepare if model.prepares else None,
-            pack=None if has_own_row_loss else self._pack_rows,  # turns rows into windows
+            pack=None if has_own_loss else self._pack_rows,
         )
 
     def _pack_rows(self, rows: Interaction) -> SequenceBatch:
@@ -164,14 +164,18 @@ class EveryPosition(RecBoleAdapter):
     """
 
     def requirements(self) -> BatchRequirements:
-        """Return that the model can learn from windows.
+        """Declare that the model can learn from windows, by cross-entropy and by no other loss.
 
-        With ``augmentation: all_positions`` it does. A window is a part of a history in which every
-        interaction has a target. RecBole's models have a loss for batches of rows, with one target
-        each; for windows there is cross-entropy only, in this adapter.
+        A window is a part of a history in which every interaction has a target. The option
+        ``augmentation: all_positions`` asks for windows, and with them only cross-entropy (CE) can
+        be computed. With other values of it the model gets batches with one target for each
+        history, and has all of RecBole's losses.
+
+        Returns:
+            What the data loader needs to know: that it may make windows, if the option asks for it.
 
         Raises:
-            UsageError: for another loss with ``augmentation: all_positions``.
+            UsageError: if the option asks for windows, and ``loss_type`` is not CE.
         """
         model, loss = self.config["model"], self.config["loss_type"]
         if self.config["augmentation"] == "all_positions" and loss != "CE":
