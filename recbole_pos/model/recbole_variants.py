@@ -137,44 +137,49 @@ class _Anchored(_Trimmed):
         self.has_anchors = config["anchors"]
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return the graphs of sessions as matrices, in the form that RecBole's graph models read.
+        """Build the graphs of sessions, in the form that RecBole's graph models read.
 
-        It replaces RecBole's method of this name, which loops over sessions. The graph of a session
-        has a node for each distinct item, and an edge of weight 1 from an item to each one that
-        directly follows it. Some items, such as the first of a session, can be *anchors*: they have
-        edges to all other nodes, with the number of steps between the two items as weight.
+        The graph of a session has a node for each distinct item: the session 7, 4, 7 has the nodes
+        4 and 7, which are its nodes 0 and 1.
 
         Args:
             item_seq: [B, L] items of the sessions, padded with 0 on the right.
 
         Returns:
-            alias: [B, L] number of each interaction's node within its session: a session of items
-                7, 4, 7 has the nodes 4 and 7, and so 1, 0, 1.
-            weights: [B, n, 2n] with n the most nodes of a session. Row i has the weights by which
-                node i receives from each node before it, then from each node after it.
-            items: [B, n] item of each node, 0 for padding.
+            alias: [B, L] node of each interaction: 1, 0, 1 in the example; 0 at padding.
+            weights: [B, n, 2n] with n the most nodes of a session, see ``_weigh_edges``.
+            items: [B, n] item of each node: 4, 7 in the example; 0 at padding.
         """
-        # ``SequenceBatch`` has the interactions of all sessions one after the other, m in all
+        # the items of all sessions one after the other, m in all, without padding
         is_real = item_seq > 0
-        lengths = is_real.sum(1)
-        batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
-        graph = SessionGraph.build(batch)
-        anchors = Anchors.build(graph) if self.has_anchors else None
+        items, lengths = item_seq[is_real], is_real.sum(1)
+        graph = SessionGraph.build(SequenceBatch.from_lengths(items, lengths, self.max_seq_length))
 
-        # Two matrices [n, n] for each session: the weights by which the node of a row receives from
-        # the nodes of the columns, from those before it (first) and after it (second). Each row is
-        # divided by its sum.
+        # ``graph.nodes`` are the nodes of all sessions, k in all. ``graph.alias`` [m] says which of
+        # them each interaction has, and ``nodes.index`` [k] numbers them within their session.
+        alias = torch.zeros_like(item_seq)
+        alias[is_real] = graph.nodes.index[graph.alias]
+        # ``pad`` puts the nodes into a row for each session, with zeros after the last one
+        return alias, self._weigh_edges(graph), graph.nodes.pad(graph.nodes.items, "start")
+
+    def _weigh_edges(self, graph: SessionGraph) -> Tensor:
+        """Return the weights by which nodes receive the states of other nodes of their session.
+
+        An item has an edge of weight 1 to each item that directly follows it. Anchors, such as the
+        first item of a session, have edges to all other nodes, and their weight is the number of
+        steps between the two items.
+
+        Returns:
+            [B, n, 2n]. Row i has the weights by which node i receives from each of the n nodes by
+            edges to i, which add up to 1, then those by edges that come from i, which do too. All
+            are 0 without such edges.
+        """
+        anchors = Anchors.build(graph) if self.has_anchors else None
         is_edge = graph.transitions.clamp(max=1)  # transitions count how often an item follows
         weights = weigh_neighbours(graph, is_edge, anchors)  # [B, 2, n, n]
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
-        before, after = weights.to(self.item_embedding.weight).unbind(1)
-
-        # The nodes of all sessions are numbered on: ``graph.alias`` [m] is the node of each
-        # interaction. ``nodes.index`` is the number of a node within its session.
-        alias = torch.zeros_like(item_seq)
-        alias[is_real] = graph.nodes.index[graph.alias]
-        items = graph.nodes.pad(graph.nodes.items, "start")
-        return alias, torch.cat((before, after), 2), items
+        by_edges_to, by_edges_from = weights.to(self.item_embedding.weight).unbind(1)
+        return torch.cat((by_edges_to, by_edges_from), 2)
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):

@@ -12,7 +12,6 @@ import numpy as np
 from recbole_pos.errors import UsageError
 
 _BLOCK_BYTES = 1 << 22
-_NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,10 @@ class TextForm:
 
 
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
-    """Count the lines of a text file, to check later that DuckDB has read all of them.
+    """Count the lines of a text file, to check later that DuckDB has read each of them as a row.
+
+    DuckDB leaves out empty lines, and drops an empty cell too many at the end of a line: so these
+    lines are counted, too. Only where a file has quotation marks need DuckDB look for them.
 
     Args:
         path: the file.
@@ -49,34 +51,40 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     """
     if not separator.isascii():
         return None
-    open_end = separator.encode() + b"\n"  # end of a line whose last cell is empty
-    num_lines = num_returns = num_ends = num_blank = num_open = 0
     has_quotes = False
+    num_ends = num_returns = 0  # how many lines have an end, and for how many it is \r\n
+    totals = np.zeros(3, np.int64)  # what ``_count_lines`` counts
     for block in _iterate_blocks(path):  # each has whole lines
-        if b"\0" in block:
+        text = block.replace(b"\r\n", b"\n")
+        if b"\0" in text or b"\r" in text:
             return None
-        has_quotes |= b'"' in block
-
-        # ends of lines are \n from here on; num_returns of them were \r\n
-        lines = block.replace(b"\r\n", b"\n")
-        num_returns += len(block) - len(lines)
-        if b"\r" in lines:
-            return None
-        num_ends += lines.count(b"\n")
-
-        # the last line of a file may have no end: it gets one
-        lines = lines if lines.endswith(b"\n") else lines + b"\n"
-        num_lines += lines.count(b"\n")
-        num_open += lines.count(open_end)
-        # a line is empty if its end follows another end, or begins the block
-        is_end = np.frombuffer(lines, np.uint8) == _NEWLINE
-        num_blank += int(is_end[0]) + np.count_nonzero(is_end[1:] & is_end[:-1])
-
+        has_quotes |= b'"' in text
+        num_ends += text.count(b"\n")
+        num_returns += len(block) - len(text)
+        totals += _count_lines(text, separator)
     if num_returns not in (0, num_ends):
         return None
-    # without the header and the empty lines before it
-    num_lines, num_blank = num_lines - num_skipped, num_blank - (num_skipped - 1)
+
+    num_lines, num_blank, num_open = totals.tolist()
+    num_lines -= num_skipped  # the header, and the empty lines before it, are no rows
+    num_blank -= num_skipped - 1  # these lines without the header
     return TextForm(num_skipped, num_lines, num_blank, num_open, has_quotes)
+
+
+def _count_lines(text: bytes, separator: str) -> tuple[int, int, int]:
+    """Count all lines of a text, those that are empty, and those that end with the separator.
+
+    For example, "a,b", "", "c," are 3 lines, of which one is empty and one ends with a comma.
+
+    Args:
+        text: whole lines that end in \\n; the last one may have no end.
+        separator: character between cells.
+    """
+    text = text if text.endswith(b"\n") else text + b"\n"
+    # a line is empty if its end follows another end, or begins the text
+    is_end = np.frombuffer(text, np.uint8) == ord("\n")
+    num_blank = int(is_end[0]) + np.count_nonzero(is_end[1:] & is_end[:-1])
+    return text.count(b"\n"), num_blank, text.count(separator.encode() + b"\n")
 
 
 def _iterate_blocks(path: Path) -> Iterator[bytes]:
