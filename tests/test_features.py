@@ -76,6 +76,27 @@ def test_a_field_of_zeros_has_values(tmp_path: Path) -> None:
         make_views(read_dataset(PosConfig("PosSASRec", "shop", None, given)))
 
 
+def test_numerical_features_change_nothing_here(tmp_path: Path) -> None:
+    """Pairs of a number and 1 are for RecBole's models only, also on data that have grown."""
+    made, found = shop.tables(), []
+    later = made["inter"][:3].assign(**{"timestamp:float": 1.6e9, "stars:float": ["", "3.0", ""]})
+    grown = {**made, "inter": pd.concat([made["inter"], later])}
+    for name, numerical in (("plain", []), ("pairs", ["stars", "price"])):
+        run = tmp_path / name / "run"
+        data = str(shop.write(run.parent, made))
+        given = {"item_features": ["price"], "event_features": ["stars"], "user_features": None}
+        given = {"load_col": shop.LOAD, "numerical_features": numerical, "epochs": 1, **given}
+        given = {**options(Path(data)), **given}
+        recbole_pos.run("PosSASRec", "shop", None, given, run_dir=run, verbose=False)
+        shop.write(run.parent, grown)
+        found.append(recbole_pos.Recommender.load(run).recommend(users=["u1", "u2"], k=5))
+        recbole_pos.update(run, {"epochs": 1}, run_dir=run.parent / "new", verbose=False)
+        loaded = recbole_pos.Recommender.load(run.parent / "new")
+        found.append(loaded.recommend(users=["u1", "u2"], k=5))
+    pd.testing.assert_frame_equal(found[0], found[2])
+    pd.testing.assert_frame_equal(found[1], found[3])
+
+
 def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:
     """A configuration on the shop, with sizes as far as the model has them."""
     given = {key: value for key, value in options(folder).items() if key not in SIZES}

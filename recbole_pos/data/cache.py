@@ -28,7 +28,7 @@ from recbole_pos.files import atomic_write
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 11  # number to raise when the same files and options are prepared in another way
+FORMAT = 12  # number to raise when the same files and options are prepared in another way
 MIN_BYTES = 4 << 20  # least size of the files: smaller ones are read in less than a second
 MAX_CACHES = 4  # how many caches of a dataset are kept
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
@@ -272,8 +272,12 @@ def _read_arrays(path: Path) -> Any:
     columns = reader.get_batch(0).columns
 
     def replace_mapping(value: dict[str, Any]) -> Any:
-        """Return the array that a mapping stands for, and any other mapping as it is."""
-        if _COLUMN not in value:
+        """Return the array that a mapping of the json text stands for; other mappings as they are.
+
+        For example {_COLUMN: 3, "dtype": "<f8", "shape": [7, 2]} stands for 7 x 2 numbers of type
+        float64, whose bytes are in column 3 of the file.
+        """
+        if _COLUMN not in value:  # a key that only such mappings have
             return value
         # Arrow's buffers of a column: which cells are missing, where each begins, and their bytes,
         # which are None where there are no bytes.

@@ -368,13 +368,12 @@ def _read_later(interactions: pd.DataFrame, field: str, dataset: Dataset) -> Ten
         dataset: the data of the run, whose column [n] or [n, s] of this field gives the type.
 
     Returns:
-        [later] or [later, s]; 0 for unknown names, lists and missing columns; NaN for numbers that
-        cannot be scaled.
+        [later] or [later, s]; 0 for unknown names and lists; NaN for numbers that cannot be scaled.
     """
-    # Fields of several cells per interaction, such as lists, are not read: they get 0.
+    # Lists, which have several cells per interaction, are not read: they get 0.
     config, column = dataset.config, dataset.log.fields[field]
     zeros = column.new_zeros((len(interactions), *column.shape[1:]))
-    if field not in interactions or column.dim() > 1:
+    if column.dim() > 1:
         return zeros
     if field in dataset.field2token_id:  # a field of names
         ids = interactions[field].map(dataset.field2token_id[field])

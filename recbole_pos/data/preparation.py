@@ -232,11 +232,10 @@ def _convert_numbers(values: np.ndarray, field: str, config: Options) -> tuple[T
     Args:
         values: [n] float64, NaN where a number is missing.
         field: name of the field.
-        config: configuration, which says what is scaled, and which fields are numerical features.
+        config: configuration, which says what is scaled.
 
     Returns:
-        column: [n] float64 of times; [n] float32 of other fields; [n, 2] float32 of
-            ``numerical_features``, which RecBole's models take as pairs of the number and 1.
+        column: [n] float64 of times; [n] float32 of other fields.
         is_missing: [n] bool.
     """
     is_valid = np.isfinite(values)
@@ -250,8 +249,6 @@ def _convert_numbers(values: np.ndarray, field: str, config: Options) -> tuple[T
 
     if _is_scaled(field, config):
         values = _scale(values)
-    if field in (config["numerical_features"] or ()):
-        values = np.stack([values, np.ones_like(values)], axis=-1)
     return torch.from_numpy(values.astype(np.float32)), ~is_valid
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +20,7 @@ from recbole.utils import FeatureSource, FeatureType, ModelType
 from torch import Tensor
 
 from recbole_pos.data.attributes import read_feature_names, read_history_features
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Columns, Dataset
 from recbole_pos.data.preparation import read_dataset
 from recbole_pos.data.splits import PHASES, TRAIN
 from recbole_pos.data.targets import Split, find_selected
@@ -75,16 +76,16 @@ class RecBoleView(SequentialDataset):
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
 
-        # Names by id, and the tables of users and items. RecBole's Interaction is a table: field ->
-        # tensor.
+        # Names by id, and the tables of interactions, users and items. RecBole's Interaction is a
+        # table: field -> tensor.
         self.field2id_token, self.field2token_id = data.field2id_token, data.field2token_id
-        self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
-        self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
+        tables = {name: Interaction(self._pair(table)) for name, table in data.tables.items()}
+        self.user_feat, self.item_feat = tables.get("user"), tables.get("item")
         self._describe_fields()
 
         # The rows of this view: all interactions, those of a phase, or for sequential models the
         # targets of a phase with their histories.
-        self.inter_feat = Interaction(dict(data.log.fields))
+        self.inter_feat = tables["inter"]
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             # RecBole's method gives each field of ``inter_feat`` an attribute with the name of its
             # histories: ``item_id_list_field`` is "item_id_list". The rows with history, which
@@ -93,6 +94,18 @@ class RecBoleView(SequentialDataset):
             self.inter_feat = self._make_rows_with_history()
         elif phase is not None:
             self.inter_feat = self._make_rows_without_history()
+
+    def _pair(self, columns: Columns) -> Columns:
+        """Return the columns of a table with numbers in the form in which RecBole embeds them.
+
+        RecBole embeds the fields that the option ``numerical_features`` names. It takes each number
+        of them as a pair of the number and 1: a column [n] becomes [n, 2].
+        """
+        numerical = set(self.config["numerical_features"] or ()) - {self.time_field}
+        paired = dict(columns)
+        for field in columns.keys() & numerical:
+            paired[field] = torch.stack((columns[field], torch.ones_like(columns[field])), -1)
+        return paired
 
     def _describe_fields(self) -> None:
         """Set what RecBole's models read about each field, to choose and size its embedding.
@@ -131,8 +144,9 @@ class RecBoleView(SequentialDataset):
         of the whole dataset (``phase`` is None) has all interactions but the first of each user.
         """
         data, config = self.data, self.config
+        log = replace(data.log, fields=self.inter_feat.interaction)  # with pairs of numbers
         return PrefixRows(
-            data.split,
+            replace(data.split, log=log),
             phase=None if self.phase is None else PHASES.index(self.phase),
             only_newest=self.phase == "train" and config["augmentation"] == "none",
             max_length=self.max_item_list_len,
@@ -161,7 +175,7 @@ class RecBoleView(SequentialDataset):
             mask = data.split.find_targets(PHASES.index(str(self.phase)))
 
         rows = torch.from_numpy(np.flatnonzero(mask))
-        columns = {name: column[rows] for name, column in data.log.fields.items()}
+        columns = {name: column[rows] for name, column in self.inter_feat.interaction.items()}
         # A further column, called TARGET_EVENT, has the number of each row in the log.
         return Interaction({**columns, TARGET_EVENT: rows})
 
