@@ -112,10 +112,10 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
         _check_options(options, defaults, model)
 
     # ``load_col`` lists the columns to read. RecBole's default leaves out the time, which models of
-    # this package need; add_time_field adds it. It needs the names of the columns, which the user
-    # may have given, so it gets defaults and options in one dict, but ``load_col`` by default.
-    all_options = {**internal, **options, "load_col": internal.get("load_col")}
-    internal["load_col"] = add_time_field(all_options)
+    # this package need, so the time is added to the default. (If the user gives ``load_col``, that
+    # wins over this default, as with every option.) The user may have renamed the columns.
+    column_names = {**internal, **options}
+    internal["load_col"] = add_time_field(internal.get("load_col"), column_names)
 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:

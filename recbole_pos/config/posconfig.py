@@ -82,16 +82,14 @@ class PosConfig(Config):
         self.strict = strict
         self._call_options = dict(config_dict or {})
 
-        # What is filled in later: from the yaml file of the dataset its options and, if the dataset
-        # is public, facts such as its number of users (``public``); options that a model reads and
-        # that do not exist; and why the loss SCE has replaced the default one.
-        self.public: dict[str, Any] = {}
-        self._dataset_options: dict[str, Any] = {}
-        self.asked_for: set[str] = set()
-        self.loss_reason = ""
+        # filled in later:
+        self._dataset_options: dict[str, Any] = {}  # options in the yaml file of the dataset
+        self.public: dict[str, Any] = {}  # facts there, such as the number of users
+        self.asked_for: set[str] = set()  # options that a model has read and that do not exist
+        self.loss_reason = ""  # why the loss SCE has replaced the default one
         try:
             self._build(model, dataset, config_file_list or [])
-        except PosError:
+        except PosError:  # one of this package, a ValueError or not, has its message already
             raise
         # RecBole raises these for options that it refuses.
         except (ValueError, TypeError, LookupError, RuntimeError) as error:
@@ -146,16 +144,14 @@ class PosConfig(Config):
             if key not in self._call_options
         }
 
-        # Keep the modules that register the model, schemes and metrics, so that a process which
-        # reads the configuration of this run knows them, too.
+        # Keep the modules that register the model, schemes and metrics, for readers of this run.
         self.model_class = self._find_class()
         metrics = self.external_config_dict.get("metrics")
         modules = list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)]))
         if modules:
             self.external_config_dict[PLUGINS] = modules
 
-        # Read the defaults; plug.py has added the plugin's for models that RecBole gets from it
-        # (``is_served``).
+        # Read the defaults; plug.py adds the plugin's for the models that it serves to RecBole.
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
         if not models.is_served(self.model):
             position = self.external_config_dict.get("position")
@@ -346,27 +342,27 @@ class PosConfig(Config):
             final["train_batch_size"] = _WINDOWS_PER_BATCH
 
         # ``load_col`` lists the columns to read: by default user, item and, added here, the time.
-        final["load_col"] = sources.add_time_field(final)
+        final["load_col"] = sources.add_time_field(final.get("load_col"), final)
         return final
 
     def _set_default_parameters(self) -> None:
         """Let RecBole derive values, then correct two: the dataset's folder, and the GPU.
 
-        RecBole takes the dataset ml-100k from its own installed package, which brings one, whatever
-        ``data_path`` says. Here one of the user's own below ``data_path`` comes first. RecBole also
+        RecBole's installed package brings the dataset ml-100k, and RecBole takes that whatever
+        ``data_path`` says. Here the user's own dataset of this name comes first. RecBole also
         chooses the device by ``gpu_id`` only, which is emptied here if ``use_gpu`` is False.
         """
         options = self.final_config_dict
         own_folder = Path(str(options["data_path"])) / self.dataset  # before RecBole changes it
         super()._set_default_parameters()
 
-        # The folder has the dataset if it has its file of interactions. With ``benchmark_filename``
-        # there is a file for each part of a split instead, and it is the user's own dataset.
+        # With ``benchmark_filename`` a dataset has a file of interactions for each part of the
+        # split, not one file for all. RecBole's has one, so the user's is meant.
         recbole_folder = WHEEL_DATASETS / self.dataset  # in the installed RecBole
-        is_own = find_atomic_file(own_folder, self.dataset, "inter").is_file()
-        is_recboles = find_atomic_file(recbole_folder, self.dataset, "inter").is_file()
-        takes_own = is_own or options["benchmark_filename"] or not is_recboles
-        options["data_path"] = str(own_folder if takes_own else recbole_folder)
+        has_parts = bool(options["benchmark_filename"])
+        has_own = has_parts or find_atomic_file(own_folder, self.dataset, "inter").is_file()
+        has_recboles = find_atomic_file(recbole_folder, self.dataset, "inter").is_file()
+        options["data_path"] = str(own_folder if has_own or not has_recboles else recbole_folder)
 
         if not options["use_gpu"]:
             options["gpu_id"] = ""
@@ -432,17 +428,21 @@ class PosConfig(Config):
             options[key] = checks.check_value(location, row, value)
 
     def _drop_options_of_former_runs(self) -> None:
-        """Drop options that come from the config.yaml of a former run and that this run has not.
+        """Drop options in the config.yaml of a former run that only that run could read.
 
-        That file has all options of the former run, also those of a position scheme or loss that
-        this run replaces by another. The user did not choose them. An option that no scheme, loss
-        or model of this package has stays, and is refused later: it is misspelt.
+        A run writes all its options into this file. If this run starts from the file, but with
+        another position scheme or loss, the file still has the options of the former one. The user
+        did not choose them, so they are no error. What is an option of nothing in this package is
+        misspelt: it stays, and is refused later.
         """
-        run_files = self._find_run_files()
-        for key in self.external_config_dict.keys() - self.internal_config_dict.keys():
-            # describe_readers is empty for an option that nothing in this package has
+        # RecBole's names for the options that are given, by files or the call, and for the defaults
+        # of all options that this run can read. ``sources`` has the file that gave an option.
+        given, defaults = self.external_config_dict, self.internal_config_dict
+        run_files = self._find_run_files()  # the files that are the config.yaml of a former run
+        for key in given.keys() - defaults.keys():
+            # describe_readers names the schemes, losses and models that have the option, if any
             if self.sources.get(key) in run_files and sources.describe_readers(key):
-                del self.external_config_dict[key]
+                del given[key]
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
         """Raise an UnknownKey for a key that no option of this run has, and say what was meant.
@@ -568,30 +568,31 @@ class PosConfig(Config):
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
-    """Return option -> plain value, from which PosConfig makes the same configuration again.
+    """Return the options of a run as a mapping that can be kept in a file and repeats the run.
 
-    A PosConfig has kept these options (``plain``). RecBole's Config has derived other values from
-    some of them, but it also keeps the defaults and the options that were given.
+    ``PosConfig(config_dict=...)`` of the mapping is the same configuration. Its values are plain:
+    numbers, texts, None, and lists and mappings of such.
 
     Args:
-        config: a PosConfig, or a Config of RecBole's.
+        config: a PosConfig, which has kept them in this form, or a Config of RecBole's.
     """
     if isinstance(config, PosConfig):
         return config.plain
 
-    # RecBole's names: ``internal_config_dict`` has the default of each option, and
-    # ``external_config_dict`` what was given, which may hold keys that are no options. Left out are
-    # options that RecBole computes or that have no effect here (_NOT_KEPT).
+    # RecBole's Config keeps the default of every option and what the user has given, where keys
+    # without a default are no options. RecBole computes those in _NOT_KEPT, or they are not read.
     defaults, given = config.internal_config_dict, config.external_config_dict
     plain = {key: given.get(key, defaults[key]) for key in defaults if key not in _NOT_KEPT}
     plain |= {"model": config["model"], "dataset": config["dataset"]}
-    # RecBole has made ``data_path`` the folder of the dataset; the option is the folder around it.
+    # The user gives as ``data_path`` the folder that holds the folder of the dataset. RecBole has
+    # replaced it by the folder of the dataset.
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
 
-    # A model or position scheme of the user's is known only where its module is imported. So the
-    # modules become the option ``plugins``; models and schemes of packages have none.
+    # The option ``plugins`` names the modules of the user's own model and position schemes, which
+    # must be imported before these are known; models and schemes of packages have none.
     schemes = sources.list_positions(plain.get("position"), config["model"])
     modules = find_modules(config["model"], schemes)
     if modules:
         plain[PLUGINS] = modules
+    # ``to_plain`` turns numpy's numbers, which a user may have given, into Python's.
     return to_plain(plain)

@@ -175,14 +175,10 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options of a run that only a class of the user's reads; they may hold anything.
+    """Return the options of a run that are exempt from this package's checks of their values.
 
-    A user may register models and position schemes, with options that this package does not know.
-    An option of such a class is checked like any other, and is not returned, if
-
-    - a position scheme of this package that the run has as well reads it, too;
-    - it is on data or training, such as ``epochs``, which means the same for every model;
-    - it is one of RecBole's that this package refuses.
+    Only a model or a position scheme of the user's reads them, so this package does not know which
+    values they may have.
 
     Args:
         model: name of the model.
@@ -191,35 +187,37 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # The options of the user's classes and, in ``shared``, of this package's schemes. The tables
-    # ``added`` have the registered classes by name; ``own_options`` are the options of a class
-    # without those of the class that it extends.
+    # The options of the user's classes, which the tables ``added`` have by name. ``own_options``
+    # are the options of a class without those of the class that it extends.
     custom_model = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
     own: set[str] = set() if custom_model is None else set(custom_model.own_options)
-    shared: set[str] = set()
     for name in schemes:
         if name in SCHEMES.added:
             own |= SCHEMES.added[name].own_options
-        elif name in SCHEMES.shipped:
-            shared |= SCHEMES.defaults(name).keys()
 
-    # The role of an option is MODEL if it shapes a model, and also if this package does not know
-    # it. Others are on data or training.
-    rows = [find_option(name) for name in own - shared]
+    # An option that a scheme of this package in the same run reads, too, is checked.
+    for name in schemes:
+        if name in SCHEMES.shipped:
+            own -= SCHEMES.defaults(name).keys()
+
+    # So is an option on data or training, such as ``epochs``, which means the same for every model:
+    # its role is not MODEL. (MODEL is the role of options of models, and of those that this package
+    # does not know.) And so is an option of RecBole's that this package refuses.
+    rows = [find_option(name) for name in own]
     return {row.name for row in rows if row.role == MODEL and not row.refused}
 
 
-def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
+def add_time_field(load_col: Any, config: dict[str, Any]) -> Any:
     """Return the option ``load_col``, with the time field added to RecBole's default of it.
 
     ``load_col`` says which columns of the files are read, as ``{"inter": ["user_id", ...]}``.
-    RecBole's default is user and item only, and position-aware models need the time. A value that
-    the user gives is returned as it is.
+    RecBole's default is user and item only, and position-aware models need the time. Any other
+    value is returned as it is.
 
     Args:
-        config: option -> value, with ``load_col`` and the names of the three fields.
+        load_col: the value of the option.
+        config: option -> value, with the names of the three columns, such as ``USER_ID_FIELD``.
     """
-    load_col = config.get("load_col")
     is_default = load_col == {"inter": ["user_id", "item_id"]}
     fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
     return {"inter": [config[field] for field in fields]} if is_default else load_col

@@ -126,28 +126,36 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
 
 
 def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> None:
-    """Refuse a dataset whose files of interactions do not exist, with advice.
+    """Raise a UsageError, with advice, if the files of a dataset's interactions do not exist.
 
     Args:
-        name: name of the dataset, such as shop. If the user has typed a path in which there is no
-            dataset, such as logs/shop, it is this path.
-        folder: folder of the dataset, if ``name`` is a name; a path stands for itself.
+        name: what :func:`locate_dataset` returned: the name of a dataset, such as shop; or the path
+            that the user gave, such as logs/shop, if it has found no dataset there.
+        folder: folder of the dataset of this name; not read for a path.
         parts: names of the parts of the split that have files of their own
             (``benchmark_filename``); None for one file.
     """
-    # The folder in which the dataset must be. A path is here only if it has no dataset.
     is_path = Path(name).name != name
-    expected = Path(name) if is_path else folder
-    # `list_interaction_files` raises an error if a part has no file; a single file may be missing.
-    if not is_path and folder.is_dir() and list_interaction_files(folder, name, parts)[0].exists():
-        return
+    if is_path:
+        raise _explain_missing(name, Path(name))
+    # ``list_interaction_files`` raises an error if a part has no file; a single file may be missing
+    if not folder.is_dir() or not list_interaction_files(folder, name, parts)[0].exists():
+        raise _explain_missing(name, folder)
 
-    # Advise datasets that there are: those in the folder of this name, if the user gave a folder of
-    # datasets in place of a dataset; else those beside the expected folder.
-    found = _list_datasets(Path(name)) or _list_datasets(expected.parent)
-    raise UsageError(
-        f"dataset {shown(name)} not found: there is no {expected / expected.name}.inter"
-        f"{suggest(expected.name, found)}; -d takes the name or the folder of a dataset, and "
+
+def _explain_missing(dataset: str, folder: Path) -> UsageError:
+    """Return an error for a dataset that does not exist, which names datasets that do.
+
+    Args:
+        dataset: what the user gave as the dataset: a name or a path.
+        folder: the folder in which the dataset should be.
+    """
+    # The datasets in the folder that the user gave, if it is one that holds datasets; else those
+    # beside the folder in which this one should be.
+    found = _list_datasets(Path(dataset)) or _list_datasets(folder.parent)
+    return UsageError(
+        f"dataset {shown(dataset)} not found: there is no {folder / folder.name}.inter"
+        f"{suggest(folder.name, found)}; -d takes the name or the folder of a dataset, and "
         f"--data_path the folder that holds its folder (found there: {listed(found) or 'none'})."
         " `recbole-pos convert FILE --name NAME` makes a dataset of a csv, json or parquet file"
     )

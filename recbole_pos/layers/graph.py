@@ -162,14 +162,17 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     """Count the steps of the shortest paths from some nodes to all nodes of their session.
 
     A node is a distinct item, and successive items are one step apart, in both directions. In the
-    session of the items 4, 7, 5, 4, 9 it is one step from 7 to 4 and to 5, and two to 9.
+    session of the items 4, 7, 5, 4, 9 it is one step from 7 to 4 and to 5, and two to 9: back from
+    7 to the first 4, which is the same node as the second 4, and on from there.
 
-    That path to 9 goes back along the session from 7 to the first 4, and then on from the second 4.
-    All shortest paths are made so: of stretches of the session, between which they change from one
-    occurrence of an item to another. So the distances are found in several sweeps. Each walks along
-    the session in both directions, and then sets all occurrences of an item to the least distance
-    among them. A path passes each item once, so it has at most one stretch more than the session
-    has repeated items, and as many sweeps are enough.
+    The distances are found in sweeps, until none falls any more. A sweep walks along the session in
+    both directions, and then gives all occurrences of an item the least distance among them. From
+    7, the items 4, 7, 5, 4, 9 get:
+
+        before          far   0  far  far  far
+        first sweep       1   0    1    1    3       9 is three steps on from 7, and the second 4
+                                                     gets the distance of the first
+        second sweep      1   0    1    1    2       9 is one step on from the second 4
 
     Args:
         graph: graphs of b sessions with m interactions (``events``) and k nodes (``nodes``), the
@@ -186,25 +189,19 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     session, start_index = nodes.row[start], nodes.index[start]  # [a] both
     far = 2 * t  # longer than any path
 
-    # The node at each place of a session, and n at its padding; behind it stand the same places
-    # backwards. A session of the nodes 0, 1, 2, 0 gives 0 1 2 0 0 2 1 0.
-    walk = events.pad(nodes.index[graph.alias], "start").masked_fill(events.padding, n)  # [b, t]
-    node = torch.cat((walk, walk.flip(1)), 1)[session]  # [a, 2t]
-
-    # the distance of each place so far, and the most repeated items of a session
-    distance = torch.where(node == start_index[:, None], 0, far)  # [a, 2t]
-    num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
-    for _ in range(int(num_repeated) + 1):
-        # walk along the session, in each of the two directions
-        walked = _walk(distance.view(-1, 2, t)).view_as(node)
-        # the least distance of each node, and of padding as node n, over its places: [a, n + 1]
+    # For each start the nodes of its session, interaction by interaction; n at padding: [a, t].
+    node = events.pad(nodes.index[graph.alias], "start").masked_fill(events.padding, n)[session]
+    distance = torch.where(node == start_index[:, None], 0, far)  # of each interaction, [a, t]
+    while True:
+        forwards, backwards = _walk(distance), _walk(distance.flip(1)).flip(1)
+        walked = torch.minimum(forwards, backwards)
+        # the least distance of each node, and of padding as node n, over its interactions
         shortest = distance.new_full((len(start), n + 1), far)
         shortest.scatter_reduce_(1, node, walked, "amin")
-        # all places of a node get this distance
+        # all interactions of a node get this distance
         previous, distance = distance, shortest.gather(1, node)
-        if torch.equal(previous, distance):  # no path became shorter
-            break
-    return shortest[:, :n].masked_fill(nodes.padding[session], 0)
+        if torch.equal(previous, distance):  # none has fallen
+            return shortest[:, :n].masked_fill(nodes.padding[session], 0)
 
 
 def _walk(distance: Tensor) -> Tensor:

@@ -401,7 +401,8 @@ class PaddedBatch(SequenceBatch):
             width=t,
             times=None if times is None else times.reshape(b * t),
             at=at,
-            features=features.map(lambda x: x.reshape(b * t, *x.shape[2:])),
+            # only the columns of interactions, [b, t, ...]; those of users stay as they are
+            features=features.map(events=lambda x: x.reshape(b * t, *x.shape[2:])),
             queries=newest,
         )
 

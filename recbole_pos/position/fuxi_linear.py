@@ -198,23 +198,15 @@ class FuXiLinear(AttentionPosition):
     def _sum_by_time(self, values: Tensor, batch: SequenceBatch) -> Tensor:
         """Sum the values of older interactions by weights that are periodic in the time between.
 
-        The columns of v are cut into two halves. Column c of either half has the period c:
+        Interaction i gets the sum over itself and all older interactions j (FuXi-Linear, Ye et al.,
+        2026). With t_j the time of interaction j, and t_i the time of interaction i or, if it is
+        known, of the request for the item after it, the sums are
 
-            first half      sum_j 2^(-x) cos(x) v_j
-            second half     sum_j 2^(-x) sin(x) v_j          with x = 2 pi (t_i - t_j) / period
+            sum_j 2^(-x) cos(x) v_j        in the first half of the columns of v
+            sum_j 2^(-x) sin(x) v_j        in the second half
+            x = 2 pi (t_i - t_j) / period
 
-        over j <= i (FuXi-Linear, Ye et al., 2026). t_j is the time of interaction j, and t_i that
-        of interaction i or, if it is known, of the request for the item after it.
-
-        :func:`~recbole_pos.position.mixing.sum_past` computes attention without softmax,
-        sum_j exp(a_i - c_j) (q_i . k_j) v_j, for heads of any size. Here every column has weights
-        of its own, so it is made a head: h heads with halves of p columns become h p heads of one
-        column. Their queries q, keys k and logarithms a, c follow from x = x_i - x_j, where x_i is
-        2 pi t_i / period and x_j is 2 pi t_j / period:
-
-            2^(-x)     exp(a_i - c_j)      a_i = -ln(2) x_i              c_j = -ln(2) x_j
-            cos(x)     q_i . k_j           q_i = (cos x_i, sin x_i)      k_j = (cos x_j, sin x_j)
-            sin(x)     q_i . k_j           q_i = (sin x_i, -cos x_i)     k_j = (cos x_j, sin x_j)
+        Every column of a half has a period of its own, in each head; the two halves have the same.
 
         Args:
             values: [b, h, t, columns] values v.
@@ -226,24 +218,30 @@ class FuXiLinear(AttentionPosition):
         b, h, t, columns = values.shape
         p, align = self.num_pairs, batch.any_alignment  # ``align``: the side of padding in v
 
-        # x_i and x_j of each column of a half, [b, h p, t]; ``elapsed`` counts seconds
+        # Every column has weights of its own, so it is computed as a head of one column: h heads
+        # with halves of p columns become h p heads. x is the difference of an angle of i and one of
+        # j, [b, h p, t] each. ``elapsed`` counts seconds.
         frequency = self.bank()[:, None]  # 2 pi / period, [h p, 1]
-        x_i = batch.pad(batch.request.elapsed, align)[:, None] * frequency
-        x_j = batch.pad(batch.elapsed, align)[:, None] * frequency
+        angle_i = batch.pad(batch.request.elapsed, align)[:, None] * frequency
+        angle_j = batch.pad(batch.elapsed, align)[:, None] * frequency
 
-        # queries of the two halves, and the keys of both, [b, h p, t, 2] each
-        cos, sin = x_i.cos(), x_i.sin()
-        queries = torch.stack((cos, sin), -1), torch.stack((sin, -cos), -1)
-        k = torch.stack((x_j.cos(), x_j.sin()), -1).to(values.dtype)
-        log_decays = -math.log(2) * x_i, -math.log(2) * x_j  # a and c
+        # The cosine and the sine of the difference are products of queries and keys of two columns:
+        #     cos(x) = (cos angle_i,  sin angle_i) . (cos angle_j, sin angle_j)
+        #     sin(x) = (sin angle_i, -cos angle_i) . (cos angle_j, sin angle_j)
+        cos, sin = angle_i.cos(), angle_i.sin()
+        query_cos, query_sin = torch.stack((cos, sin), -1), torch.stack((sin, -cos), -1)
+        key = torch.stack((angle_j.cos(), angle_j.sin()), -1).to(values.dtype)
+        # and 2^(-x) is exp(-ln(2) angle_i - (-ln(2) angle_j))
+        log_decays = -math.log(2) * angle_i, -math.log(2) * angle_j
 
         # an odd number of columns is filled up by a column of zeros, so that halves are equal
         halves = F.pad(values, (0, 2 * p - columns)).chunk(2, -1)
         sums = []
-        for q, half in zip(queries, halves, strict=True):
+        for query, half in zip((query_cos, query_sin), halves, strict=True):
             v = half.transpose(2, 3).reshape(b, h * p, t, 1)  # from [b, h, t, p]
-            # heads of one column are faster in short chunks
-            out = sum_past(q.to(v.dtype), k, v, log_decays, chunk=TIME_CHUNK)
+            # With log_decays (a, c) this is sum_j exp(a_i - c_j) (query_i . key_j) v_j over j <= i.
+            # Heads of one column are faster in short chunks.
+            out = sum_past(query.to(v.dtype), key, v, log_decays, chunk=TIME_CHUNK)
             sums.append(out.view(b, h, p, t).transpose(2, 3))
         return torch.cat(sums, -1)[..., :columns]  # without the column that was filled up
 

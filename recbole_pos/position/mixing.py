@@ -120,25 +120,22 @@ def sum_past(
 
 
 def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> Tensor:
-    """Return sum_j exp(a_i - c_j) (q_i . k_j) v_j over all j in chunks before the chunk of i.
+    """Return for each interaction i a sum over all interactions j in earlier chunks than its own.
 
-    With end_y for the c of the last interaction of chunk y, the chunks 1, 2, ... have
+        out_i = sum_j exp(a_i - c_j) (q_i . k_j) v_j
 
-        state_y = sum_j exp(end_y - c_j) k_j v_j^T              over j in chunk y, [f, w]
+    A history is cut into chunks of successive interactions. Every chunk is first summed up in one
+    matrix, its state, so that i reads a state and not every j:
 
-    where every j counts less the farther it is from the end of its chunk. At the end of chunk 3 the
-    states of all chunks so far are
-
-        older_4 = exp(end_3 - end_1) state_1 + exp(end_3 - end_2) state_2 + state_3
-
-    and an interaction i in chunk 4 gets exp(a_i - end_3) q_i . older_4. For j in chunk 1 the three
-    factors exp(end_1 - c_j), exp(end_3 - end_1) and exp(a_i - end_3) multiply to exp(a_i - c_j).
-    None is above 1, since a and c never rise.
+        state = sum_j exp(end - c_j) k_j v_j^T         over j in the chunk; end is its last c
+        older = the states of all earlier chunks, each decayed up to the end of the last of them
+        out_i = exp(a_i - previous_end) q_i . older    previous_end is the end of that last chunk
 
     Args:
         q, k: [b, h, num_chunks, size, f] queries and keys.
         v: [b, h, num_chunks, size, w] values.
-        a, c: [b or 1, h, num_chunks, size] float64 logarithms for queries and keys.
+        a, c: [b or 1, h, num_chunks, size] float64 logarithms for queries and keys. Both never rise
+            along the history, so that no factor is above 1.
 
     Returns:
         [b, h, num_chunks, size, w].
@@ -147,12 +144,33 @@ def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> 
     end = c[..., -1:]  # [b or 1, h, num_chunks, 1]
     state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v  # [..., f, w]
 
-    # The end of the chunk before each chunk; 0 for the first, which reads no older chunk.
-    previous_end = F.pad(end[:, :, :-1], (0, 0, 1, 0))
-    # the factor of state y (column) in older x (row); ``tril`` sets those of y >= x to 0
-    factors = _decay(previous_end - end.transpose(-1, -2), v.dtype).tril(-1)
-    older = (factors @ state.flatten(3)).view_as(state)
+    # the end of the chunk before each chunk; 0 for the first, which reads no older chunk
+    previous_end = F.pad(end[:, :, :-1], (0, 0, 1, 0))  # [b or 1, h, num_chunks, 1]
+    factors = _decay_between_chunks(end, previous_end, v.dtype)  # to a chunk (row) from another
+    older = (factors @ state.flatten(3)).view_as(state)  # all f w numbers of a state side by side
     return (q * _decay(a - previous_end, v.dtype)[..., None]) @ older
+
+
+def _decay_between_chunks(end: Tensor, previous_end: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return by which factors each chunk (row) sums the states of the chunks before it (columns).
+
+    A state counts less the more time has passed from the end of its chunk to the end of the chunk
+    before the one that reads it. With end_y for the logarithm at the end of chunk y, the rows are
+
+        chunk 1    0                   0                   0    0
+        chunk 2    1                   0                   0    0
+        chunk 3    exp(end_2 - end_1)  1                   0    0
+        chunk 4    exp(end_3 - end_1)  exp(end_3 - end_2)  1    0
+
+    Args:
+        end: [b or 1, h, num_chunks, 1] float64 logarithm at the end of each chunk.
+        previous_end: the same at the end of the chunk before each.
+        dtype: type of the result.
+
+    Returns:
+        [b or 1, h, num_chunks, num_chunks].
+    """
+    return _decay(previous_end - end.transpose(-1, -2), dtype).tril(-1)  # ``_decay(x)`` is exp(x)
 
 
 def _decay(exponent: Tensor, dtype: torch.dtype) -> Tensor:
