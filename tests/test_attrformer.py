@@ -95,7 +95,7 @@ def test_every_layer_equals_the_equations(
     assert (places(rows)[users.reader] == places(rows)[users.source]).all()
     x = model.item_embedding(torch.from_numpy(model.lookup.items[rows.events]))
     table = model.lookup.user_table
-    own = table.to_matrix().diagonal()[table.class_of[order.user]].tolist()
+    own = table.self_relation[table.class_of[order.user]].tolist()
     assert 0 in own  # a user without attributes
     ends = np.cumsum(rows.lengths)
     for number, layer in enumerate(model.trm_encoder.layer, 1):

@@ -552,8 +552,8 @@ class Builder:
         """
         field = self._name_field(column, default)
         self.tables[table][field] = cells
-        entry = Column(column, source.path.name, field, cells.kind, table, cells.different)
-        entry.missing = int(np.count_nonzero(cells.codes == 0))
+        missing = int(np.count_nonzero(cells.codes == 0))
+        entry = Column(column, source.path.name, field, cells.kind, table, cells.different, missing)
         entry.notes = list(cells.notes)
         self.report.columns.append(entry)
 

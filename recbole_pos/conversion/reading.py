@@ -199,8 +199,7 @@ def _read_parquet(file: Path) -> Source:
     """Read a parquet file; the rows count as its lines, and none is broken."""
     parquet = ParquetFile(file, read_limit("auto"))  # as much memory as DuckDB may have
     # Simplify each block as it comes: text in a dictionary takes a fraction of the memory.
-    blocks = [simplify_types(pa.table(block)) for block in parquet.read(parquet.columns)]
-    table = _stack(blocks)
+    table = _stack([simplify_types(pa.table(block)) for block in parquet.read(parquet.columns)])
     return _make_source(file, table, np.arange(1, table.num_rows + 1))
 
 

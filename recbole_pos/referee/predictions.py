@@ -254,10 +254,9 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     else:
         delimiter = "\t" if "\t" in first_line else ","
         names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
-    num_skipped = 0 if is_trec else 1
     yield from csv.open_csv(
         path,
-        csv.ReadOptions(column_names=names, skip_rows=num_skipped, block_size=_BLOCK_BYTES),
+        csv.ReadOptions(column_names=names, skip_rows=0 if is_trec else 1, block_size=_BLOCK_BYTES),
         csv.ParseOptions(delimiter=delimiter),
         # names stay as they are written: 007 is not 7
         csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),

@@ -326,8 +326,7 @@ class RelationLookup:
         # An ``ExtendedColumn`` is indexed like an array [n + m], and does not copy the log.
         extended = copy.copy(self)
         for name, new_column in new_columns.items():
-            log_column = getattr(self, name)
-            setattr(extended, name, ExtendedColumn(log_column, new_column))
+            setattr(extended, name, ExtendedColumn(getattr(self, name), new_column))
         return extended
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
@@ -583,12 +582,12 @@ class RelationLookup:
             order: the m interactions of the batch, for their users.
         """
         assert self.user_table is not None  # how strongly users are related
-        # ``self_relation`` [users] is 0 for a user without attributes; for users from outside the
-        # dataset, who are numbered past its end, ``take_or_fill`` gives 0, too
-        value = take_or_fill(self.user_table.self_relation, order.user, 0)
-        has_no_attribute = value == 0
-        value[has_no_attribute] = self.default_self_relation
+        # Users with the same attributes are a class. Users from outside the dataset, numbered past
+        # its end, have no attributes and get class 0. ``self_relation`` [classes] says how strongly
+        # each class is related to itself; it is 0 without attributes.
+        classes = take_or_fill(self.user_table.class_of, order.user, 0)
+        value = self.user_table.self_relation[classes]
+        value[value == 0] = self.default_self_relation
 
         event = np.arange(len(order))  # both reader and source
-        itself = event, event, value
-        return Edges.from_parts([itself, (edges.reader, edges.source, edges.value)])
+        return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -258,12 +257,14 @@ class RelationTable:
             in scipy's sparse matrices; class 0 has none.
         related: [pairs] int64 related classes of each class, the most similar first.
         values: [pairs] float64 the relation, S of equation 1.
+        self_relation: [classes] float64 relation of each class to itself, 0 for class 0.
     """
 
     class_of: np.ndarray
     indptr: np.ndarray
     related: np.ndarray
     values: np.ndarray
+    self_relation: np.ndarray
 
     @classmethod
     def from_matrix(cls, class_of: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
@@ -288,17 +289,7 @@ class RelationTable:
         order = np.lexsort((col, self_relation[col], -value, row))
         # row i has the entries indptr[i] to indptr[i + 1] - 1
         indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
-        return cls(class_of, indptr, col[order].astype(np.int64), value[order])
-
-    @cached_property
-    def self_relation(self) -> np.ndarray:
-        """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
-        return self.to_matrix().diagonal()[self.class_of]
-
-    def to_matrix(self) -> sp.csr_matrix:
-        """Return the relations as a sparse matrix [classes, classes]."""
-        n = len(self.indptr) - 1
-        return sp.csr_matrix((self.values, self.related, self.indptr), shape=(n, n))
+        return cls(class_of, indptr, col[order].astype(np.int64), value[order], self_relation)
 
 
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
