@@ -465,7 +465,7 @@ def explain_useless(cells: Cells) -> str:
     there is a distinct one.
 
     Args:
-        cells: the values of the field: a code for each distinct value, 0 for a missing.
+        cells: the values of the field: a code for each distinct one, 0 where it is missing.
     """
     num_filled = np.count_nonzero(cells.codes)
     if not num_filled:
