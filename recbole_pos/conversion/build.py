@@ -544,7 +544,7 @@ class Builder:
         Args:
             column, source: name of the column, and its file.
             table: ``inter`` (interactions), ``item`` or ``user``.
-            cells: [rows of the table] the values: a code for each distinct one, 0 where it is missing.
+            cells: [rows of the table] the values: a code for each distinct one, 0 where none is.
             default: name for a field with a role (user or item); empty for others.
 
         Returns:
