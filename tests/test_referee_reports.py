@@ -22,7 +22,7 @@ from recbole_pos.referee.requests import make_requests
 from recbole_pos.referee.split_folder import split
 from recbole_pos.study.power import PairNoise
 from recbole_pos.study.rendered_table import Cell, RenderedTable
-from recbole_pos.study.statistics import estimate_difference
+from recbole_pos.study.statistics import compute_detectable, estimate_difference
 
 DOCS = Path(__file__).parent.parent / "docs" / "referee.md"
 
@@ -39,7 +39,8 @@ def test_a_plan_says_what_the_study_then_finds() -> None:
     row, reference = simulate(0, 3)
     noise = PairNoise.from_values(row, reference)
     estimate = estimate_difference(row, reference)
-    assert noise.predict_detectable(3) == pytest.approx(estimate.detectable, rel=1e-9)
+    detectable = compute_detectable(estimate.error, estimate.df)
+    assert noise.predict_detectable(3) == pytest.approx(detectable, rel=1e-9)
     values = [noise.predict_detectable(number) for number in range(2, 11)]
     assert values == sorted(values, reverse=True)
     wanted = values[5] * 1.0001  # of 7 seeds
@@ -52,10 +53,11 @@ def test_a_plan_says_what_the_study_then_finds() -> None:
         row, reference = simulate(number, 8)
         few = PairNoise.from_values(row[:3], reference[:3])
         planned.append(few.predict_detectable(8))
-        found.append(estimate_difference(row, reference).detectable)
+        estimate = estimate_difference(row, reference)
+        found.append(compute_detectable(estimate.error, estimate.df))
     assert np.median(planned) == pytest.approx(np.median(found), rel=0.15)
-    own = PairNoise.from_values(reference, reference)
-    assert own.difference == 0 and own.predict_detectable(3) < noise.predict_detectable(3)
+    own = PairNoise.like(reference)
+    assert own.true_variance == 0 and own.predict_detectable(3) < noise.predict_detectable(3)
 
 
 def test_plan_and_latex_of_a_study(

@@ -236,7 +236,7 @@ def test_rows_of_one_table_rank_the_same_items(cluster, tiny: Path, tmp_path: Pa
     masked = {"data_path": str(tiny), "mask_history": True}
     recbole_pos.run("Pop", "tiny", None, masked, run_dir=tmp_path / "masked", verbose=False)
     runs = [tmp_path / "s" / found.runs["path"][0], tmp_path / "masked"]
-    with pytest.raises(UsageError, match="masked ranks items not in the user's past"):
+    with pytest.raises(UsageError, match="Pop ranks items not in the user's past"):
         recbole_pos.compare(runs, run_dir=tmp_path / "x", verbose=False)
     rows = {"all": {"position": ["nope"]}, "unseen": {"mask_history": True}}
     with pytest.raises(UsageError, match=r"^mask_history: all ranks all items and unseen ranks"):

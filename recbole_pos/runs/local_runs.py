@@ -151,9 +151,8 @@ class LocalRun:
         context = multiprocessing.get_context("forkserver")
         self.connection, other_end = context.Pipe()
         # The environment is passed on, since the fork server has that of an earlier moment.
-        self.process = context.Process(
-            target=_train_and_send, args=(other_end, dict(os.environ), self.arguments)
-        )
+        sent = other_end, dict(os.environ), self.arguments
+        self.process = context.Process(target=_train_and_send, args=sent)
         # Python would import the user's script in the new process, which would train again. It does
         # not if the main module seems to have no file, as in this block.
         with _main_module_without_file():

@@ -174,39 +174,33 @@ def read_runs(paths: Sequence[Path]) -> tuple[dict[str, Any], StudyFacts, list[R
         UsageError: naming a run that is not finished, or two that cannot be compared.
     """
     configs = [_read_finished_config(path) for path in paths]
-    results = [read_result(RunFolder(path)) for path in paths]
-    first_config, first_result = configs[0], results[0]
-    # A name for each run: the name of its row. Runs that differ only in the seed have the same.
-    names = name_rows(configs)
+    names = name_rows(configs)  # of each run the name of its row
 
-    # Refuse runs whose metrics cannot be compared: all must have the same data and split, and rank
-    # the same items. Models that know the time of the request, and models that do not, may only be
-    # mixed if the comparison is about that.
+    # Refuse runs whose metrics cannot be compared. A model that knows the time of what it predicts
+    # may be compared with others only if one of these differs from it in nothing else, its twin.
     require_same_data(paths, configs)
-    candidates = [result.candidates for result in results]
-    require_same_candidates(dict(zip(map(str, paths), candidates, strict=True)))
     require_twins(dict(zip(names, configs, strict=True)))
 
     # The metrics of the tables: first that of early stopping, if it can be computed from ranks;
     # then the default ones (METRICS).
+    first_config = configs[0]
     metric = str(first_config.get("valid_metric")).lower()
     metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
 
-    runs = _read_named_runs(paths, names, configs, metrics[0])
+    # The study, as its yaml file would have it.
     rows = {}
     for name, config in zip(names, configs, strict=True):
         rows[name] = {key: config[key] for key in ("model", "item_vectors") if config.get(key)}
     dataset, seeds = first_config["dataset"], sorted({config["seed"] for config in configs})
     title = f"{len(paths)} runs on {dataset}"
     study = {"dataset": dataset, "title": title, "rows": rows, "metrics": metrics, "seeds": seeds}
+
     # Facts of the first run, since all have the same data. The warning that a model knows the time
     # of the request is left out, since make_results adds it again with the names of the rows.
-    facts = StudyFacts(
-        versions=first_result.versions,
-        warnings=[text for text in first_result.warnings if text != REQUEST_TIME_WARNING],
-        split=first_result.split,
-    )
-    return study, facts, runs
+    result = read_result(RunFolder(paths[0]))
+    warnings = [text for text in result.warnings if text != REQUEST_TIME_WARNING]
+    facts = StudyFacts(versions=result.versions, warnings=warnings, split=result.split)
+    return study, facts, _read_named_runs(paths, names, configs, metrics[0])
 
 
 def _read_named_runs(
@@ -324,17 +318,22 @@ def make_results(
 def _require_equal_candidates(plan: Plan, runs: Sequence[Run]) -> None:
     """Require that the rows (configurations) of each table have ranked the same items.
 
+    Some runs rank all items, others leave out those that the user has had. Each finished run says
+    in its facts, at ``candidates``, which items it has ranked, such as ``all items``.
+
     Args:
         plan: the study, with its tables.
-        runs: its runs. ``candidates`` in their facts says which items a run has ranked, such as
-            ``all items``; runs that are not finished have no such text.
+        runs: its runs, also those that are not finished.
 
     Raises:
         UsageError: naming two rows of a table that have ranked different items.
     """
-    candidates = {run.facts["row"]: str(run.facts.get("candidates", "")) for run in runs}
+    # Row -> which items it ranks. All seeds of a row have the same options, so any finished run of
+    # it says so. Rows without one are not compared.
+    finished = [run.facts for run in runs if run.facts.get("candidates")]
+    candidates = {facts["row"]: facts["candidates"] for facts in finished}
     for table in plan.tables:
-        require_same_candidates({row: candidates[row] for row in table.rows if candidates.get(row)})
+        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
 
 
 def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:

@@ -18,11 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from recbole_pos.config.arguments import (
-    CompareArguments,
-    list_changed,
-    split_keywords,
-)
+from recbole_pos.config.arguments import CompareArguments, list_changed, split_keywords
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.config.plugins import allow
@@ -273,10 +269,7 @@ def _make_plan_and_folder(
         if not dataset:
             raise UsageError("no dataset (-d) given")
         # A model may be given as the user's class, which is registered under its own name.
-        models = [
-            model if isinstance(model, str) else register_model(model).__name__
-            for model in models_or_study
-        ]
+        models = [m if isinstance(m, str) else register_model(m).__name__ for m in models_or_study]
         plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
 

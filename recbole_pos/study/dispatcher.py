@@ -248,22 +248,24 @@ class ActiveRuns:
 
 
 def write_state(scheduler: Scheduler) -> None:
-    """Write two files into a study's folder: ``current.json`` and ``facts.json``.
+    """Write what a study's folder says of its runs and data: ``current.json`` and ``facts.json``.
 
-    ``current.json`` says which run belongs to each training run that the plan asks for.
-    ``facts.json`` has the versions of packages, the reasons of runs that failed before they had a
-    folder, and a description of the dataset, if one has been read.
+    A plan asks for training runs, which are called fits: one for each configuration and seed.
+    ``current.json`` has for each fit the name of the folder where it was trained. ``facts.json``
+    has the versions of packages, a description of the dataset, if one has been read, and the fits
+    that failed before they had a folder, with the reasons.
 
     Args:
-        scheduler: knows the folder, the runs by their names, and the datasets that were read.
+        scheduler: knows the plan, the folder of each fit, and the datasets that were read.
     """
-    # ``digests``: name of a run -> name of its folder
+    # ``digests``: name of a fit -> name of its folder, which is a hash.
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
 
-    # ``unmade``: name of a run that failed without a folder -> why
     facts = StudyFacts(versions=find_versions(), unmade=scheduler.find_unmade())
-    if scheduler.datasets:
-        _describe_dataset(next(iter(scheduler.datasets.values())), facts)
+    datasets = list(scheduler.datasets.values())
+    if datasets:
+        # They differ in features only, not in interactions and split, so the first stands for all.
+        _describe_dataset(datasets[0], facts)
     scheduler.folder.write_facts(facts)
 
 

@@ -79,9 +79,8 @@ class Source:
             UsageError: with the file and line, and the most similar name, if there is no such row.
         """
         if not isinstance(name, str) or name not in rows:
-            raise self.error(
-                path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
-            )
+            problem = f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
+            raise self.error(path, problem)
 
 
 def list_points(grid: Grid) -> list[dict[str, Any]]:

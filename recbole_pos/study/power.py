@@ -2,17 +2,17 @@
 
 In: results with two seeds of the reference at least, and perhaps of other rows on the same data.
 Out: a table of the minimum detectable difference at 80% power for 1 to 10 seeds. The variances are
-those of ``statistics.py``: with n seeds on each side and U units, a difference of two means has
+those of ``statistics.py``: with n seeds of each row, the difference of two rows' means has
 
-    variance(n) = d / U + (e1 + e2) / (n U) + (a1 + a2) / n
+    variance(n) = true_variance + (between_1 + between_2) / n
 
-where a is the variance between the seeds of a row, e that of a unit's value within a seed, and d
-that of the units' true differences, which more seeds do not reduce.
+where ``between`` is the variance of a row's mean between runs with different seeds, and
+``true_variance`` comes from the units, whose true differences vary; more seeds do not reduce it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,9 +21,9 @@ from recbole_pos.study.rendered_table import Cell, RenderedTable, format_number
 from recbole_pos.study.result_tables import format_metric
 from recbole_pos.study.results import Results
 from recbole_pos.study.statistics import (
-    Estimate,
     SeedNoise,
     combine_noise,
+    compute_detectable,
     compute_pseudo_values,
 )
 
@@ -34,24 +34,25 @@ _MOST_ROWS = 4  # columns of the table for rows besides the reference
 
 @dataclass(frozen=True)
 class PairNoise:
-    """The noise of the difference of two rows (configurations), in the parts of this formula.
+    """The noise of the difference of two rows' means, a row being a configuration of a study.
 
-    With n seeds of each row and U units, the difference of their means has the variance
-    ``d / U + (e1 + e2) / (n U) + (a1 + a2) / n``: d is the variance of the units' true differences,
-    e that of a unit's value within a seed, and a that between the seeds of a row.
+    With n seeds of each row, the difference has this variance:
+
+        variance(n) = true_variance + (between_1 + between_2) / n
 
     Attributes:
-        num_units: number of units (users), U in the formula.
-        difference: variance of the units' true differences, d.
-        sides: noise between the seeds of each row: ``within`` is e / U, and ``between`` is
-            a + e / U, the variance of the means of runs with different seeds.
+        num_units: number of units (users).
+        true_variance: variance of the difference that comes from the units. The true difference of
+            two rows varies from unit to unit, and another sample of units has another mean.
+        seed_noises: noise of the seeds of each row. ``between`` is the variance of its means with
+            different seeds; ``within`` is the part of it that comes from single units.
         pooled: noise of both rows together, which a study of one seed takes; None if no value
             depends on the seed.
     """
 
     num_units: int
-    difference: float
-    sides: tuple[SeedNoise, SeedNoise]
+    true_variance: float
+    seed_noises: tuple[SeedNoise, SeedNoise]
     pooled: SeedNoise | None
 
     @classmethod
@@ -59,35 +60,44 @@ class PairNoise:
         """Estimate the noise of the difference of two rows (configurations) from trained runs.
 
         Each unit (user) has one difference: its mean over the seeds of the row, less its mean over
-        the seeds of the reference. It differs from unit to unit by ``true_variance``, which more
-        seeds do not reduce, and by noise: a unit has other values with other seeds. The noise is
-        subtracted here, to get ``true_variance``.
+        the seeds of the reference. These differences vary, and by this variance the mean of them
+        is uncertain. A part of the variance is noise, since a unit has other values with other
+        seeds. It is subtracted here. What is left is the variance of true differences.
 
         Args:
-            row, reference: [seeds, units] values of a metric for the same units (users), with two
-                seeds or more. The same array twice stands for a row that is as noisy as the
-                reference.
+            row, reference: [seeds, units] values of a metric for the same units, with two seeds or
+                more.
         """
-        row_noise, reference_noise = SeedNoise.from_values(row), SeedNoise.from_values(reference)
         _, num_units = row.shape
-        unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
+        unit_differences = row.mean(0) - reference.mean(0)  # [units]
+        unit_variance = float(unit_differences.var(ddof=1)) / num_units  # of the mean of them
 
-        # ``within`` is the variance of one value of a unit by seed, divided by the number of units.
-        # A unit's mean over n seeds has 1 / n of the variance of one value.
-        seed_part = row_noise.within / len(row) + reference_noise.within / len(reference)
-        true_variance = max(unit_variance - seed_part * num_units, 0.0)  # no variance is negative
-
-        # The average noise of both rows. If one array stands for both, it counts once.
-        pooled = SeedNoise.pool([row] if row is reference else [row, reference])
+        # ``within`` is the noise of units in the mean of one seed. A mean over n seeds has 1 / n.
+        row_noise, reference_noise = SeedNoise.from_values(row), SeedNoise.from_values(reference)
+        unit_noise = row_noise.within / len(row) + reference_noise.within / len(reference)
+        true_variance = max(unit_variance - unit_noise, 0.0)  # no variance is negative
+        pooled = SeedNoise.pool([row, reference])
         return cls(num_units, true_variance, (row_noise, reference_noise), pooled)
+
+    @classmethod
+    def like(cls, reference: np.ndarray) -> PairNoise:
+        """Return the noise of the difference of the reference and a row that is not trained yet.
+
+        The new row is assumed to have the noise of the reference, and the same true value for each
+        unit (user), so that the true differences do not vary.
+
+        Args:
+            reference: [seeds, units] values of a metric, with two seeds or more.
+        """
+        noise = SeedNoise.from_values(reference)
+        return cls(reference.shape[1], 0.0, (noise, noise), SeedNoise.pool([reference]))
 
     def predict_detectable(self, num_seeds: int) -> float:
         """Return the minimum detectable difference of a study with some number of seeds.
 
         It is the true difference with which 80% of such studies have a 95% confidence interval that
         excludes zero. It follows from the standard error of the difference of the means of two rows
-        (configurations), which this function predicts as a study computes it: from the variance
-        between units (users), and from the noise between seeds.
+        (configurations), which is predicted here as the study itself will estimate it.
 
         Args:
             num_seeds: number of seeds of both rows.
@@ -95,41 +105,41 @@ class PairNoise:
         Returns:
             The difference; nan if nothing varies.
         """
-        # The variance between units: that of their true differences, and that of their values by
-        # seed (``within``), which a mean over seeds reduces.
-        within = sum(side.within for side in self.sides)
-        unit_variance = self.difference / self.num_units + within / num_seeds
+        # The study will see two sources of noise. The first is how the differences of the units
+        # (users) vary: by ``true_variance``, and by ``within``, since a unit has other values with
+        # other seeds. A mean over n seeds has 1 / n of that.
+        within = sum(noise.within for noise in self.seed_noises)
+        unit_variance = self.true_variance + within / num_seeds
 
-        # combine_noise adds the two sources, counting once what is in both, and returns the
-        # standard error and its degrees of freedom. What is detectable follows from these two alone
-        # (an Estimate computes it), so 0 stands in place of the difference.
-        noises = self._predict_seed_noise(num_seeds)
+        # The second is how the means vary by seed. From both follow the standard error and its
+        # degrees of freedom.
+        noises = self._predict_seed_noises(num_seeds)
         error, df = combine_noise(unit_variance, self.num_units, noises)
-        return Estimate(difference=0.0, error=error, df=df, seed_noise="own").detectable
+        return compute_detectable(error, df)
 
-    def _predict_seed_noise(self, num_seeds: int) -> list[SeedNoise]:
-        """Return the noise between seeds in the difference of two rows' (configurations') means.
+    def _predict_seed_noises(self, num_seeds: int) -> list[SeedNoise]:
+        """Return how the means of two rows (configurations) will vary by seed in a planned study.
 
-        A study with several seeds estimates it for each row by itself. A study with one seed cannot
-        do so, and takes the average noise of the runs that exist (``pooled``) for both rows.
+        A study with several seeds will estimate this noise for each row by itself. A study with one
+        seed cannot do so. It takes the average noise of the runs that exist, ``pooled``.
 
         Args:
             num_seeds: number of seeds of both rows.
 
         Returns:
-            The noise of each row; or one for both, if they take the same average; or none, if no
-            run depends on its seed.
+            The noise of each row; or the sum of both, if they take the same average; or nothing, if
+            no run depends on its seed.
         """
-        # A mean over n seeds has 1 / n of the variances of one run (``scale`` multiplies them), and
-        # their estimate has n - 1 degrees of freedom.
         if num_seeds > 1:
-            return [replace(side, df=num_seeds - 1).scale(1 / num_seeds) for side in self.sides]
+            return [noise.average(num_seeds) for noise in self.seed_noises]
         if self.pooled is None:
             return []
-        # The noise of a row is larger if the mean of its metric (``level``) is higher. The factor
-        # by which it is larger comes from compute_factor; the noises of both rows add up.
-        factors = [self.pooled.compute_factor(side.level) for side in self.sides]
-        return [self.pooled.scale(sum(factors))]
+        # Noise grows with the mean of the metric, ``level``: compute_factor returns by how much the
+        # average noise is multiplied for a row. The variances of both rows are added.
+        row_noise, reference_noise = self.seed_noises
+        row_factor = self.pooled.compute_factor(row_noise.level)
+        reference_factor = self.pooled.compute_factor(reference_noise.level)
+        return [self.pooled.scale(row_factor + reference_factor)]
 
     def count_needed_seeds(self, difference: float) -> int | None:
         """Return the least number of seeds that detects a difference; None if 500 do not.
@@ -227,7 +237,7 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
     reference_values = values.pop(reference)
     trained = [row for row in values if len(values[row]) > 1][:_MOST_ROWS]  # four at most
 
-    noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
+    noises = {f"like {reference}": PairNoise.like(reference_values)}
     for row in trained:
         noises[row] = PairNoise.from_values(values[row], reference_values)
     return noises

@@ -341,9 +341,8 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
     grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
     note = f"Below each figure: the difference to {table.reference} with its 95% interval."
     title = f"{table.title}: {format_metric(main)} {grouping}"
-    return RenderedTable.from_columns(
-        title, columns, [note, *_select_seed_noise_notes(differences)]
-    )
+    notes = [note, *_select_seed_noise_notes(differences)]
+    return RenderedTable.from_columns(title, columns, notes)
 
 
 def _describe_size(line: pd.Series, unit: str) -> str:

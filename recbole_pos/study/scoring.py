@@ -201,15 +201,15 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
 
 
 def list_judged_runs(plan: Plan, judged: Judged) -> list[Run]:
-    """Return judged predictions of other systems as finished runs, for the results of a study.
+    """Return the results of other systems in the form of finished runs, to compare them with runs.
 
-    Predictions are lists of items, one for each request (a user's history). To judge them is to
-    find the rank of the request's target, the item that came next, in each list.
+    Each system has given a list of items for every request, which is a user's history. The lists
+    have been judged already: for each request it is known at which rank of the list its target is,
+    the item that came next.
 
     Args:
-        plan: the study.
-        judged: row (configuration of the study that stands for a system) and seed -> judgement of
-            its predictions: the ranks, and warnings about the lists.
+        plan: the study, in which each of these systems is a row.
+        judged: row and seed -> judgement: the ranks, the requests, and warnings about the lists.
 
     Raises:
         UsageError: if the lists are shorter than the cutoff of a metric, as 5 items for ndcg@10.
@@ -218,8 +218,10 @@ def list_judged_runs(plan: Plan, judged: Judged) -> list[Run]:
     runs = []
     for (row, seed), judgement in judged.items():
         facts = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
-        facts["candidates"] = judgement.requests.candidates  # what may be in a list: "all items"
-        ranks = judgement.requests.make_rank_table(judgement.ranks)  # a line for each target
+        # What may be in a list, in words, such as "all items".
+        facts["candidates"] = judgement.requests.candidates
+        # A table with the columns user, item, rank and some more, and a line for each request.
+        ranks = judgement.requests.make_rank_table(judgement.ranks)
         runs.append(Run(facts, ranks, warnings=judgement.warnings))
     return runs
 

@@ -13,7 +13,6 @@ estimates of variance components, 1946).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,15 +24,13 @@ from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes long 
 
 from recbole_pos.config.metrics import compute_gains
 from recbole_pos.errors import UsageError
+from recbole_pos.study.significance import correct_by_holm, flip_signs
 
 LEVEL = 0.95  # of confidence intervals
 POWER = 0.8  # of the minimum detectable difference
 ALL = "all targets"  # the bin that has every target
 EVERY = slice(None)  # mask of all targets
 ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
-_MOST_UNITS_IN_FULL = 13  # up to so many units, all sign flips are tried, 2^13 at most
-_NUM_RANDOM_FLIPS = 9_999  # of more units
-_MOST_SIGNS = 20_000_000  # in memory at a time
 # Columns of a table of differences: ends of the 95% interval, standard error and its degrees of
 # freedom, two p-values (of which p is the larger), minimum detectable difference, and so on.
 DIFFERENCES = [
@@ -223,6 +220,10 @@ class SeedNoise:
         """Return this noise with its two variances multiplied by a factor."""
         return replace(self, between=factor * self.between, within=factor * self.within)
 
+    def average(self, num_seeds: int) -> SeedNoise:
+        """Return the noise of a mean over some number of seeds, as those seeds estimate it."""
+        return replace(self.scale(1 / num_seeds), df=num_seeds - 1)
+
     def compute_factor(self, level: float) -> float:
         """Return the factor that turns the variances of this pooled noise into those of a row.
 
@@ -264,28 +265,17 @@ class Estimate:
         """Two-sided p-value of a t-test that the difference is zero; nan without an error."""
         return float(2 * stdtr(self.df, -abs(self.difference) / self.error))
 
-    @property
-    def detectable(self) -> float:
-        """Minimum detectable difference at 80% power; nan without an error."""
-        quantiles = stdtrit(self.df, [(1 + LEVEL) / 2, POWER])  # levels 0.975 and 0.8
-        return self.error * float(quantiles.sum())
 
-    def describe(self, difference: float) -> dict[str, Any]:
-        """Return what a table of differences shows of this estimate, column -> value.
+def compute_detectable(error: float, df: float) -> float:
+    """Return the minimum detectable difference at 80% power; nan without an error.
 
-        This estimate was made from a value for each user (:func:`compute_pseudo_values`). Where
-        users have different numbers of test targets, the difference of these values' means is not
-        quite that of the means over all targets, which the table shows. So the table gets
-        ``difference``, and the interval is moved there, with the same width. The standard error,
-        the p-value and the minimum detectable difference are those of this estimate.
+    It is the true difference with which 80% of studies have a 95% interval that excludes zero.
 
-        Args:
-            difference: difference of the two rows' means over all test targets.
-        """
-        shown = replace(self, difference=difference)
-        low, high = shown.interval
-        columns = {"low": low, "high": high, "p_t": self.p, "detectable": self.detectable}
-        return {**asdict(shown), **columns}  # also difference, error, df and seed_noise
+    Args:
+        error, df: standard error of the difference, and its degrees of freedom.
+    """
+    quantiles = stdtrit(df, [(1 + LEVEL) / 2, POWER])  # levels 0.975 and 0.8
+    return error * float(quantiles.sum())
 
 
 def estimate_difference(
@@ -318,7 +308,7 @@ def estimate_difference(
     sides = [row - reference] if uses_pairs else [row, reference]
 
     # A side with several seeds shows its own noise. Its mean over n seeds has 1 / n of it.
-    noises = [SeedNoise.from_values(side).scale(1 / len(side)) for side in sides if len(side) > 1]
+    noises = [SeedNoise.from_values(side).average(len(side)) for side in sides if len(side) > 1]
 
     # A side with one seed takes the pooled noise, times a factor that is larger for a row with a
     # higher metric (``compute_factor``). If both sides take it, the two variances are multiples of
@@ -380,84 +370,6 @@ def combine_noise(
     return math.sqrt(variance), float(max(variance**2 / denominator, lowest))
 
 
-def flip_signs(differences: np.ndarray) -> np.ndarray:
-    """Test by random sign flips of units whether differences are symmetric about zero.
-
-    If two rows (configurations) were exchangeable, the difference of each unit (user) could as well
-    have the opposite sign (Fisher's randomisation test). The p-value is the share of sign flips
-    whose sum is as far from zero as the real one. All flips are tried where up to 13 units differ,
-    otherwise 9,999 random ones, the same for all comparisons. The test is of these trained models
-    and does not cover the noise of seeds.
-
-    Args:
-        differences: [units, comparisons] sums over the targets of a unit. The p-values are
-            two-sided, [comparisons], and 1 where no unit differs.
-    """
-    # The distance of each real sum from zero, a little smaller, so that sums that are equal but for
-    # rounding reach it.
-    thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12
-    p_values = np.empty(len(thresholds))
-    sampled = []  # comparisons with too many units (_MOST_UNITS_IN_FULL, 13) to try all flips
-    for comparison, column in enumerate(differences.T):
-        values = column[column != 0]  # a difference of 0 has no sign to flip
-        if len(values) > _MOST_UNITS_IN_FULL:
-            sampled.append(comparison)
-            continue
-        # All combinations of signs, for two units [[1, 1], [1, -1], [-1, 1], [-1, -1]].
-        signs = np.array(list(itertools.product([1, -1], repeat=len(values))))
-        sums = np.abs(signs @ values)
-        p_values[comparison] = (sums >= thresholds[comparison]).mean()
-
-    if sampled:
-        columns = differences[(differences[:, sampled] != 0).any(1)][:, sampled]
-        p_values[sampled] = _sample_flips(columns, thresholds[sampled])
-    return p_values
-
-
-def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return the p-values of random sign flips: the share whose sum is far enough from zero.
-
-    Args:
-        values: [units, comparisons] values whose signs are flipped at random.
-        thresholds: [comparisons] distance from zero that the sum of the real values has. A flip
-            counts if its sum is at least as far from zero.
-
-    Returns:
-        [comparisons] p-values. The real signs count as one more flip, so that none is zero.
-    """
-    rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
-    num_units, num_comparisons = values.shape
-    num_reached = np.zeros(num_comparisons)
-    chunk_size = max(_MOST_SIGNS // num_units, 1)  # flips in memory at a time
-    for start in range(0, _NUM_RANDOM_FLIPS, chunk_size):
-        num_flips = min(chunk_size, _NUM_RANDOM_FLIPS - start)
-        # [flips, units] a random bit: 1 if the unit keeps its sign in this flip, 0 if not.
-        num_bits = num_flips * num_units
-        random_bytes = np.frombuffer(rng.bytes(math.ceil(num_bits / 8)), dtype=np.uint8)
-        keeps_sign = np.unpackbits(random_bytes, count=num_bits).reshape(num_flips, num_units)
-        # [flips, comparisons] sums of the values that keep their sign. The others are subtracted:
-        # kept - (total - kept) is the sum of all values with the signs of the flip.
-        kept = keeps_sign.astype(np.float32) @ values.astype(np.float32)
-        sums = 2 * kept - values.sum(0)
-        num_reached += (np.abs(sums) >= thresholds).sum(0)
-    return (num_reached + 1) / (_NUM_RANDOM_FLIPS + 1)
-
-
-def correct_by_holm(p: np.ndarray) -> np.ndarray:
-    """Correct p-values [tests] for multiple tests by Holm's method (1979).
-
-    The smallest of n p-values is multiplied by n, the next by n - 1, and so on; none gets smaller
-    than the one before. For [0.01, 0.04, 0.03] the result is [0.03, 0.06, 0.06]. It is at most 1.
-    A p-value that is nan (there is no test) does not count and stays nan.
-    """
-    corrected = np.full(p.shape, np.nan)
-    num_tests = np.count_nonzero(~np.isnan(p))
-    order = np.argsort(p, kind="stable")[:num_tests]  # argsort has nan last
-    ascending = np.maximum.accumulate(p[order] * np.arange(num_tests, 0, -1))
-    corrected[order] = np.minimum(ascending, 1.0)
-    return corrected
-
-
 def compute_differences(
     table: RankTable,
     metric: str,
@@ -504,7 +416,9 @@ def _compare_in_bin(
     mask: np.ndarray | slice,
     are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Compare rows with the reference over the test targets of one bin (group of targets).
+    """Compare rows (configurations) with the reference over the test targets of one bin.
+
+    A bin is a group of targets. A row is compared over the seeds that :func:`_select_seeds` takes.
 
     Args:
         table, metric, reference, rows, are_coupled: as of :func:`compute_differences`.
@@ -512,9 +426,9 @@ def _compare_in_bin(
 
     Returns:
         A mapping for each row, column -> value: its name, counts of targets, units and seeds, and
-        if there are targets, the columns of :meth:`Estimate.describe` and ``p_flips``.
+        if there are targets, what :func:`_describe_difference` returns, and ``p_flips``.
     """
-    # row -> [seeds, units] sums over each unit's targets; [units] numbers of these targets
+    # The metric, summed over the targets of each unit (user): row -> [seeds, units].
     totals, num_targets = table.sum_gains(metric, mask)
     pooled = _pool_noise(totals, num_targets, are_coupled)  # for rows with a single seed
     lines, unit_differences = [], []
@@ -524,17 +438,11 @@ def _compare_in_bin(
         line = {"row": row, "targets": num_targets.sum(), "units": len(num_targets)}
         line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
         if len(num_targets) > 0:
-            # The error is estimated from pseudo-values [seeds, units], one value for each unit
-            # however many targets it has. Shown is the difference of the means over all targets.
-            row_values = compute_pseudo_values(row_sums, num_targets)
-            reference_values = compute_pseudo_values(reference_sums, num_targets)
-            estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
-            unit_difference = row_sums.mean(0) - reference_sums.mean(0)  # [units] of the sums
-            unit_differences.append(unit_difference)
-            line |= estimate.describe(float(unit_difference.sum() / num_targets.sum()))
+            line |= _describe_difference(row_sums, reference_sums, num_targets, pooled, is_coupled)
+            unit_differences.append(row_sums.mean(0) - reference_sums.mean(0))  # [units]
         lines.append(line)
 
-    # p-values of the test by sign flips, for all rows at once
+    # The p-values of the test by sign flips, for all rows at once, so that they share the flips.
     if unit_differences:
         p_flips = flip_signs(np.stack(unit_differences, axis=1))
         for line, p in zip(lines, p_flips, strict=True):
@@ -542,16 +450,50 @@ def _compare_in_bin(
     return lines
 
 
+def _describe_difference(
+    row_sums: np.ndarray,
+    reference_sums: np.ndarray,
+    num_targets: np.ndarray,
+    pooled: SeedNoise | None,
+    is_coupled: bool,
+) -> dict[str, Any]:
+    """Return what a table shows of the difference of a row (configuration) and the reference.
+
+    The difference is that of the means over all test targets. Its error is estimated from one value
+    for each unit (user), since the targets of a unit are not independent. If units have different
+    numbers of targets, the difference of the means of these values is not quite the one that is
+    shown. So the confidence interval is moved to that one, with the same width.
+
+    Args:
+        row_sums, reference_sums: [seeds, units] sums of a metric over the targets of each unit.
+        num_targets: [units] number of targets of each unit.
+        pooled, is_coupled: as of :func:`estimate_difference`.
+
+    Returns:
+        Column -> value: difference, low, high, error, df, p_t, detectable and seed_noise.
+    """
+    row_values = compute_pseudo_values(row_sums, num_targets)  # [seeds, units]
+    reference_values = compute_pseudo_values(reference_sums, num_targets)
+    estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
+
+    unit_differences = row_sums.mean(0) - reference_sums.mean(0)  # [units] of the sums
+    shown = replace(estimate, difference=float(unit_differences.sum() / num_targets.sum()))
+    low, high = shown.interval
+    detectable = compute_detectable(estimate.error, estimate.df)
+    return {**asdict(shown), "low": low, "high": high, "p_t": estimate.p, "detectable": detectable}
+
+
 def _pool_noise(
     totals: Mapping[str, np.ndarray],
     num_targets: np.ndarray,
     are_coupled: Callable[[str, str], bool],
 ) -> SeedNoise | None:
-    """Return the noise between seeds, averaged over all rows (configurations) with several seeds.
+    """Return the noise of seeds, averaged over all rows (configurations) with several seeds.
 
-    Two coupled rows share the noise of their seeds, since one was trained from the runs of the
-    other. It would count twice in the average. So of coupled rows only one is taken, the one with
-    the most seeds.
+    The noise of a row says how much its mean of the metric varies from seed to seed: a
+    :class:`SeedNoise` has the variance. Rows are coupled if they start from the same trained
+    models. The noise of these models is in all of them, and would count several times in the
+    average. So of coupled rows only one is taken, the one with the most seeds.
 
     Args:
         totals: row -> [seeds, units] sums over the targets of each unit (user).
@@ -568,17 +510,13 @@ def _pool_noise(
         if not any(are_coupled(row, other) for other in independent):
             independent.append(row)
 
-    # Pseudo-values: one value for each unit, whose mean is about the metric over all targets.
-    # ``pool`` leaves out rows with one seed, which show no noise.
+    # The noise is estimated from one value for each seed and unit; ``pool`` leaves out rows with
+    # one seed, which show none.
     return SeedNoise.pool(compute_pseudo_values(totals[row], num_targets) for row in independent)
 
 
 def _select_seeds(
-    table: RankTable,
-    totals: Mapping[str, np.ndarray],
-    row: str,
-    reference: str,
-    is_coupled: bool,
+    table: RankTable, totals: Mapping[str, np.ndarray], row: str, reference: str, is_coupled: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of a row (a configuration) and of the reference that are compared.
 

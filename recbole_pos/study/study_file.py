@@ -318,55 +318,75 @@ def _require_equal_trials(plan: Plan) -> None:
             )
 
 
-def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
-    """Return the plan of a study with some of its keys changed, and with other options in its base.
+def change_plan(plan: Plan, changes: dict[str, Any], new_base: dict[str, Any]) -> Plan:
+    """Return the plan of a study with some of its keys changed, and with new options of all rows.
 
-    The base has the options of all rows (the configurations of the study). An option may be set in
-    several places. The last of these wins:
+    A row is a configuration of the study, and its key ``base`` has the options of all rows. An
+    option may be set in several places. The last of these wins:
 
     1. the configuration files of the study's base, and then the options in that base;
-    2. the new configuration files, and then the new options, both in ``base``;
+    2. the configuration files in ``new_base``, and then the options there;
     3. the row itself. A RunWarning tells the user if it sets one of the new options.
 
     Args:
         plan: the study.
         changes: keys of a study file with their new values. A number of seeds selects the first of
             the study's list of seeds; if it has fewer, the seeds after its largest are added.
-        base: new options of the base, and under ``config_files`` a list of new files.
+        new_base: new options of all rows, and under ``config_files`` a list of new files.
 
     Raises:
         UsageError: if the changed study is wrong, as for :func:`read_plan`.
     """
-    for key in base.keys() - {"config_files"}:
+    for key in new_base.keys() - {"config_files"}:
         setting = [name for name, row in plan.rows.items() if key in row.options]
         if setting:
             message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    # Change the content as it was written, and make the plan from it again.
-    written = plan.source.content
-    content = {**written, **changes, "base": _change_base(written.get("base") or {}, base)}
-    if "dataset" in changes:
-        content["paper"] = None  # values that a paper reports are of one dataset
-    seeds, num_seeds = written.get("seeds"), changes.get("seeds")
-    if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
-        content["seeds"] = _take_seeds(seeds, num_seeds)
+    # Change the content as the study's file has it, and make the plan from it again.
+    content = _change_content(plan.source.content, changes, new_base)
     return make_plan(replace(plan.source, content=content))
 
 
-def _change_base(former: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base of a study (the options of all rows) with other options and files over it.
-
-    Any option in a base wins over all files that the base names, also over new ones. So an option
-    of the former base is taken out if a new file sets it.
+def _change_content(
+    written: Mapping[str, Any], changes: Mapping[str, Any], new_base: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of a study's file with some keys changed.
 
     Args:
-        former: the base as it was written; under ``config_files`` it may name files.
-        new: new options, and under ``config_files`` a list of new files, which come last.
+        written: the content as the file has it.
+        changes: keys with their new values.
+        new_base: options that are merged into ``base``, the options of all rows (configurations).
+    """
+    content = {**written, **changes, "base": _change_base(written.get("base") or {}, new_base)}
+    # ``paper`` has values that a paper reports, which are of the former dataset.
+    if "dataset" in changes:
+        content["paper"] = None
+    # A new number of seeds keeps those of a list, as far as there are enough.
+    seeds, num_seeds = written.get("seeds"), changes.get("seeds")
+    if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
+        content["seeds"] = _take_seeds(seeds, num_seeds)
+    return content
+
+
+def _change_base(former: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a study gives for all its configurations, with new ones over them.
+
+    Both may also name configuration files. Where a run reads its options, an option that is given
+    wins over all files. For a new file to win over a former option, that option is taken out.
+
+    An example, if new.yaml sets ``epochs: 5``: the former ``{epochs: 20, n_heads: 2, config_files:
+    [old.yaml]}`` and the new ``{n_heads: 4, config_files: [new.yaml]}`` give ``{n_heads: 4,
+    config_files: [old.yaml, new.yaml]}``.
+
+    Args:
+        former: the former options, and under ``config_files`` perhaps a file or a list of files.
+        new: new options, and under ``config_files`` perhaps a list of files.
     """
     new_files = list(new.get("config_files", ()))
     set_by_files = _read_files(new_files)  # option -> value
-    base = {key: value for key, value in former.items() if key not in set_by_files} | dict(new)
+    kept = {key: value for key, value in former.items() if key not in set_by_files}
+    base = {**kept, **new}
     if new_files:  # a former file that is given again moves to the end
         former_files = as_list(former.get("config_files") or [])
         base["config_files"] = [file for file in former_files if file not in new_files] + new_files

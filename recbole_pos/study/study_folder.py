@@ -225,13 +225,8 @@ class StudyFolder:
         self._write("current.json", current)
 
     def read_facts(self) -> StudyFacts:
-        """Return the facts of the study: its data, split and versions, and runs without a folder.
-
-        Files of earlier versions have more facts, which are left out.
-        """
-        facts = read_json(self.path / "facts.json")
-        known = [field.name for field in fields(StudyFacts)]
-        return StudyFacts(**{name: facts[name] for name in known if name in facts})
+        """Return facts of the study: its data, split and versions, and runs without a folder."""
+        return StudyFacts(**read_json(self.path / "facts.json"))
 
     def write_facts(self, facts: StudyFacts) -> None:
         """Write the facts of the study."""
@@ -358,10 +353,7 @@ class PackedStudy:
 
 
 def pack(
-    plan: Plan,
-    folder: StudyFolder,
-    path: str | Path,
-    judged: Mapping[tuple[str, int], Judgement],
+    plan: Plan, folder: StudyFolder, path: str | Path, judged: Mapping[tuple[str, int], Judgement]
 ) -> int:
     """Write the results of a study's finished runs into three files, for :class:`PackedStudy`.
 
@@ -382,22 +374,7 @@ def pack(
     Raises:
         UsageError: if no run is finished.
     """
-    # What the three files will have: facts by run, a line for each epoch, and ranks by run. Runs
-    # are named by their digest. Several fits (runs that the plan asks for) can have the same run.
-    facts: dict[str, Any] = {}
-    epochs: list[dict[str, Any]] = []
-    ranks: dict[str, pd.Series] = {}
-    for digest in sorted(set(folder.find_current_digests(plan).values())):
-        fit, run = folder.read_fit(digest), folder.run(digest)
-        if fit.get("status") != DONE:
-            continue
-        # Only facts that may be shared (_PUBLIC_FACTS): none has data, or paths of this machine.
-        facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
-        for epoch in read_epochs(run):
-            epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
-        if run.ranks.is_file():
-            ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
-
+    facts, epochs, ranks = _gather_runs(plan, folder)
     # Predictions of other systems are named by row and seed.
     for (row, seed), judgement in judged.items():
         name = f"{row}, seed {seed}"
@@ -406,17 +383,47 @@ def pack(
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
 
-    # Write the three files.
     kept = Path(path)
     make_folder(kept)
     _write_parquet(pd.DataFrame(epochs or {"digest": []}), kept / _EPOCHS)
-    # Runs of different splits have different numbers of ranks; pandas fills up shorter columns.
     # Ranks hardly repeat, so a dictionary does not help: they get small if their first bytes are
-    # compressed together, then their second bytes, and so on.
+    # compressed together, then their second bytes, and so on. The file has a column for each run.
+    # If columns have different lengths, pandas adds missing values to the shorter ones.
     encoding = {"use_dictionary": False, "use_byte_stream_split": True}
     _write_parquet(pd.DataFrame(ranks), kept / _RANKS, **encoding)
     write_json(kept / _FACTS, facts)
     return len(facts)
+
+
+def _gather_runs(
+    plan: Plan, folder: StudyFolder
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, pd.Series]]:
+    """Return what a packed study keeps of the finished runs of a study.
+
+    Args:
+        plan: the study.
+        folder: folder of the study.
+
+    Returns:
+        Name of a run -> its facts; a line for each epoch of each run, with its validation values;
+        and name of a run -> [targets] ranks of the test targets. A run is named by its digest, the
+        hash that also names its folder.
+    """
+    facts: dict[str, Any] = {}
+    epochs: list[dict[str, Any]] = []
+    ranks: dict[str, pd.Series] = {}
+    # A plan may ask twice for the same training, whose run is then one. So each digest is once.
+    for digest in sorted(set(folder.find_current_digests(plan).values())):
+        run, run_facts = folder.run(digest), folder.read_fit(digest)
+        if run_facts.get("status") != DONE:
+            continue
+        # Only facts that may be shared (_PUBLIC_FACTS): none has data, or paths of this machine.
+        facts[digest] = {key: run_facts[key] for key in _PUBLIC_FACTS if key in run_facts}
+        for epoch in read_epochs(run):
+            epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
+        if run.ranks.is_file():  # a trial of a search is not tested
+            ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
+    return facts, epochs, ranks
 
 
 def _describe_judgement(judgement: Judgement, metrics: Sequence[str]) -> dict[str, Any]:

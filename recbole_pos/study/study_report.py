@@ -128,9 +128,8 @@ def render_report(results: Results) -> str:
     # The study as yaml, without the path of the data on this machine.
     base = plan.source.content.get("base") or {}
     base = {key: value for key, value in base.items() if key != "data_path"}
-    study = yaml.safe_dump(
-        {**plan.source.content, "base": base}, sort_keys=False, allow_unicode=True
-    )
+    content = {**plan.source.content, "base": base}
+    study = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     # A comparison has the numbers of one table of the study. PAGES has the templates of jinja, of
     # which this one makes html of it all.
     return PAGES.get_template("report.html.jinja").render(

@@ -8,7 +8,7 @@ Optuna samples values by name, and a grid search lists them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -154,7 +154,8 @@ class Space:
         parameters: the searched options.
         fixed: options that the space file sets to one value for every trial.
         lines: searched or fixed option -> file and line.
-        context: option -> value, for options that conditions name and that are not searched.
+        context: option -> value, of all options that are the same in every trial. Conditions may
+            name them; :func:`check_space` fills them in.
     """
 
     parameters: list[Parameter]
@@ -175,11 +176,7 @@ class Space:
         ordered: list[Parameter] = []
         while waiting:
             # Take the first parameter whose condition names none of those that still wait.
-            ready = [
-                parameter
-                for parameter in waiting.values()
-                if not parameter.when.keys() & waiting.keys()
-            ]
+            ready = [p for p in waiting.values() if not p.when.keys() & waiting.keys()]
             if not ready:
                 first = next(iter(waiting.values()))
                 raise UsageError(f"{first.location}: {first.name}: its condition depends on itself")
@@ -215,7 +212,7 @@ class Space:
             parameter: the parameter.
             options: options of the trial that have been sampled so far.
         """
-        # ``context`` has the values of options that conditions name and that are not searched
+        # ``context`` has the options that are the same in every trial.
         values = {**self.context, **options}
         return all(
             # An option that does not exist in the trial has no value, and meets no condition.
@@ -280,10 +277,14 @@ class Space:
         """Return values of other searched options, under which a parameter exists in a trial.
 
         A parameter is a searched option. Its condition ``when`` says which values other options
-        must have. They may be searched options with conditions of their own, which are met first.
+        must have. Those that are searched get the first allowed value here. They may have
+        conditions of their own, which are met as well. Those that are not searched have one value
+        in all trials. If that is not an allowed value, or if a searched option cannot have any of
+        the allowed values, the parameter exists in no trial, which is an error.
+
         An example: ``fusion_dim`` has ``when: {fusion: [early, both]}``, and ``fusion`` has
-        ``when: {n_layers: [2]}``. For ``fusion_dim``, ``{"n_layers": 2, "fusion": "early"}`` is
-        returned, with the first allowed value of each.
+        ``when: {n_layers: [2]}``. Then ``{"n_layers": 2, "fusion": "early"}`` is returned for
+        ``fusion_dim``.
 
         Args:
             parameter: the parameter, which is not part of the result.
@@ -291,18 +292,15 @@ class Space:
         Raises:
             UsageError: if its condition never holds.
         """
-        searched = {other.name: other for other in self.parameters}
         options: dict[str, Any] = {}
-        for name, allowed in parameter.when.items():
-            if name not in searched:
-                continue  # it has one value in all trials, which ``exists`` compares below
-            # The named option must exist itself, so meet its own condition first.
-            options |= self.meet_conditions(searched[name])
-            possible = [value for value in allowed if searched[name].has(value)]
-            if possible:
-                options[name] = possible[0]
+        for other in self.parameters:
+            if other.name in parameter.when:
+                # The other option must exist as well, so meet its own condition.
+                options |= self.meet_conditions(other)
+                possible = [value for value in parameter.when[other.name] if other.has(value)]
+                if possible:
+                    options[other.name] = possible[0]
 
-        # An option without a possible value is missing here, so that the parameter does not exist.
         if not self.exists(parameter, options):
             raise UsageError(
                 f"{parameter.location}: {parameter.name}: its condition {shown(parameter.when)} "
@@ -405,8 +403,8 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     ends of a range, in a configuration of the other options.
 
     Args:
-        space: the space. Its ``context`` is filled with the values of options that conditions name
-            and that are not searched.
+        space: the space. Its ``context`` is set to the options that are the same in every trial,
+            since a condition (``when``) may name options that are not searched.
         build: makes a configuration of sampled options and the options of all trials, or raises
             UsageError.
 
@@ -417,15 +415,13 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     try:
         config = build({})
     except UsageError as error:
-        # The error does not say where the wrong option is written. If the text of its message names
-        # an option that the space file sets (``fixed``), add the line of that option.
-        lines = [space.lines[name] for name in space.fixed if name in str(error)]
-        raise _add_location(lines[0], error) if lines else error from None
+        raise _add_line_of_fixed(space, error) from None
 
+    # ``plain`` has every option of the model, also the searched ones, with their defaults.
+    options = config.plain
+    space.context = {name: options[name] for name in options.keys() - set(space.names)}
     for parameter in space.parameters:
-        # ``config.plain`` has all options of a trial but the searched ones. Those that the
-        # condition of the parameter names are kept in ``context``, which meet_conditions reads.
-        space.context |= _find_fixed(parameter, space, config.plain)
+        _require_searchable(parameter, {*space.names, *options})
         required = space.meet_conditions(parameter)  # values with which the parameter exists
         for value in parameter.extremes:
             try:
@@ -434,14 +430,28 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
                 raise _add_location(parameter.location, error) from error
 
 
-def _find_fixed(parameter: Parameter, space: Space, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of those options in a parameter's condition that are not searched.
+def _add_line_of_fixed(space: Space, error: UsageError) -> UsageError:
+    """Return an error on the options of all trials, with the line of the wrong one if it is known.
+
+    Some of these options are set by the space file, ``fixed``. If the message of the error names
+    one, it is taken to be the wrong one. The others come from the command line, without a line.
 
     Args:
-        parameter: a searched option. If its condition is ``when: {loss_type: [CE], fusion:
-            [early]}``, and only fusion is searched, the result has the value of loss_type.
-        space: its space, with all searched options.
-        options: all options of a trial without the searched ones, by name.
+        space: the space, with the lines of its file.
+        error: the error that a configuration of these options has raised.
+    """
+    for name in space.fixed:
+        if name in str(error):
+            return _add_location(space.lines[name], error)
+    return error
+
+
+def _require_searchable(parameter: Parameter, known: Collection[str]) -> None:
+    """Require that an option may be searched, and that its condition names known options.
+
+    Args:
+        parameter: the searched option.
+        known: names of the searched options and of all options of the model.
 
     Raises:
         UsageError: if the condition names an option that does not exist, or if the parameter itself
@@ -455,14 +465,12 @@ def _find_fixed(parameter: Parameter, space: Space, options: dict[str, Any]) -> 
             f"{prefix} cannot be searched: data, split, metrics and the length of training are "
             "the same for all trials; give one value"
         )
-    fixed = parameter.when.keys() - set(space.names)
-    for name in fixed:
-        if name not in options:
+    for name in parameter.when:
+        if name not in known:
             raise UsageError(
                 f"{prefix}: its condition names {shown(name)}, which is neither searched here "
                 "nor an option of the model"
             )
-    return {name: options[name] for name in fixed}
 
 
 def _add_location(location: str, error: UsageError) -> UsageError:

@@ -166,8 +166,8 @@ def run_trial(
     never tested. If it fails, the last report says why.
 
     Args:
-        config: ``number`` of the trial; ``plain``, the options of its run; ``path``, the folder of
-            the run; and ``problem``, why its options do not go together, or empty.
+        config: ``number`` of the trial; ``run_options``, all options of its run; ``path``, the
+            folder of the run; and ``problem``, why the options do not go together, or empty.
         resources: CPUs and GPUs of the process.
         packed: custom models and schemes as bytes, see :func:`train_run`.
         data: a list of one: the reference with which ``ray.get`` finds the dataset in Ray's store.
@@ -175,7 +175,7 @@ def run_trial(
     """
     # BEST is the key of the value that Ray Tune optimises: the best validation value so far. A
     # trial that fails has none.
-    plain, problem = config["plain"], config["problem"]
+    options, problem = config["run_options"], config["problem"]
     failed = {BEST: math.nan, "epoch": 0}
     if problem:
         tune.report({**failed, "state": FAILED, "reason": problem})
@@ -185,14 +185,14 @@ def run_trial(
     # is LOST if the disk or Ray failed, so that it can be trained again, and else FAILED.
     (reference,) = data
     shared = ray.get(reference)
-    facts = train_run(plain, config["path"], shared, resources, packed, report=_report_epoch)
+    facts = train_run(options, config["path"], shared, resources, packed, report=_report_epoch)
     if facts["status"] != DONE:
         state = LOST if facts["lost"] else FAILED
         tune.report({**failed, "state": state, "reason": facts["reason"]})
         return
 
     # The last report has the final numbers.
-    metric = str(plain["valid_metric"]).lower()
+    metric = str(options["valid_metric"]).lower()
     tune.report(
         {
             BEST: (facts["best_valid"] or {}).get(metric, math.nan),
@@ -344,31 +344,33 @@ class TrialSearch(OptunaSearch):
         return {"number": trial.number, "options": self.search.space.suggest(trial)}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Sample the next trial, record it, and return its configuration.
+        """Sample the next trial, record it, and return what its process needs.
 
         Args:
             trial_id: Ray's id of the trial.
 
         Returns:
-            What :func:`run_trial` gets: the number of the trial; ``plain``, the options of its run;
-            ``path``, the folder of the run; and ``problem``, which is empty. If the sampled options
-            do not go together, ``problem`` says why, and ``plain`` is empty.
+            What :func:`run_trial` gets: the ``number`` of the trial; ``run_options``, all options
+            of its run; ``path``, the folder of the run; and ``problem``, which is empty. If the
+            sampled options do not go together, ``problem`` says why, and there are no run_options.
         """
-        # OptunaSearch.suggest returns what _sample returns, which it calls with Optuna's next
-        # trial: a dict of the number of the trial and its sampled options.
+        # The base class asks Optuna for its next trial and passes it to ``_sample``, whose
+        # result it returns: the number of the trial, and the options that Optuna has sampled.
         sampled = super().suggest(trial_id)
         assert sampled is not None  # Optuna can always sample another trial
-        trial = self.table.start(sampled["number"], sampled["options"])  # recorded as unfinished
-        self.active[trial_id] = trial
+        number, options = sampled["number"], sampled["options"]
+        self.active[trial_id] = self.table.start(number, options)  # recorded as unfinished
 
-        plain, problem = {}, ""
+        # The run has the sampled options, those of all trials, and defaults: a complete
+        # configuration, of which ``plain`` is a dict that Ray can send to the process.
+        run_options, problem = {}, ""
         try:
-            plain = self.search.make_config(trial.options).plain
+            run_options = self.search.make_config(options).plain
         except UsageError as error:
             problem = str(error)
         # The path is absolute, since Ray's processes run in other folders.
-        path = str(find_run(self.folder, trial.number).path.resolve())
-        return {"number": trial.number, "plain": plain, "path": path, "problem": problem}
+        path = str(find_run(self.folder, number).path.resolve())
+        return {"number": number, "run_options": run_options, "path": path, "problem": problem}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Note the number of epochs for the progress; Optuna only needs the last result."""

@@ -172,9 +172,8 @@ def tune(
         # Connect to Ray, and leave it in the end. Find out what resources a trial has.
         quiet_tune()
         stack.callback(stop, connect(args.address))
-        resources = choose_resources(
-            args.cpus_per_trial, args.gpus_per_trial, search.config["use_gpu"]
-        )
+        uses_gpu = search.config["use_gpu"]
+        resources = choose_resources(args.cpus_per_trial, args.gpus_per_trial, uses_gpu)
         runs = _Runs(search, folder, table, data, args, resources)
 
         # Make the folder only now, so that wrong arguments leave no folder behind. SEARCH is the
