@@ -289,7 +289,7 @@ def test_a_resumed_search_samples_what_it_would_have_sampled(restart: Any) -> No
 
     def train(trials: TrialSearch, first: int, last: int) -> None:
         for number in range(first, last + 1):
-            rate = trials.suggest(str(number))["plain"]["learning_rate"]
+            rate = trials.suggest(str(number))["run_options"]["learning_rate"]
             end = {BEST: -rate, "state": "finished", "best_epoch": 0, "epoch": 1}
             trials.on_trial_complete(str(number), end)
 

@@ -347,11 +347,8 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
     defaults = config.internal_config_dict  # RecBole's name: option -> default of the model
     # ``plain`` has the options before RecBole derives values from them. INDIFFERENT are options
     # without an effect on results, such as paths and what is printed.
-    options = {
-        key: value
-        for key, value in config.plain.items()
-        if key not in INDIFFERENT and value != defaults.get(key)
-    }
+    effective = {key: value for key, value in config.plain.items() if key not in INDIFFERENT}
+    options = {key: value for key, value in effective.items() if value != defaults.get(key)}
     if options.get("item_vectors"):  # hash what is in the file, not its path
         options["item_vectors"] = digest_content(options["item_vectors"])
     return digest(options, identity, REVISION, digest_code(config), *origin)
@@ -369,12 +366,8 @@ def digest_data_options(config: PosConfig) -> str:
     # The package notes for every option what it decides: its role, which is DATA for options of
     # the data. ``plain`` has the options as given or by default. _NOT_READ has the exceptions,
     # options of the data such as the metrics that do not change what is read from files.
-    options = {
-        key: value
-        for key, value in config.plain.items()
-        if find_option(key).role == DATA and key not in _NOT_READ
-    }
-    return digest(options, str(config["MODEL_TYPE"]))
+    names = [key for key in config.plain if find_option(key).role == DATA and key not in _NOT_READ]
+    return digest({key: config.plain[key] for key in names}, str(config["MODEL_TYPE"]))
 
 
 def digest_requests(plan: Plan) -> dict[str, str]:

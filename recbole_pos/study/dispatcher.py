@@ -106,9 +106,8 @@ class ActiveRuns:
 
             self.processes = RayRuns(args.address)
         try:
-            self.resources = self.processes.choose_resources(
-                args.cpus_per_trial, args.gpus_per_trial, uses_gpu
-            )
+            cpus, gpus = args.cpus_per_trial, args.gpus_per_trial
+            self.resources = self.processes.choose_resources(cpus, gpus, uses_gpu)
             num_fitting = self.processes.count_concurrent_runs(self.resources)
             max_running = args.max_concurrent or num_fitting
             self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")

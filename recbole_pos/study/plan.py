@@ -207,10 +207,8 @@ Searched = Annotated[Grid | Literal[True] | None, BeforeValidator(_parse_grid)]
 # Seed -> file with the lists of another system. A single file is taken for the first seed. Seeds
 # may be text, since a study that was stored as json has them so.
 Seed = Annotated[int, Field(strict=False)]
-Predictions = Annotated[
-    dict[Seed, str],
-    BeforeValidator(lambda value: {FIRST_SEED: value} if isinstance(value, str) else value),
-]
+OneFile = BeforeValidator(lambda value: {FIRST_SEED: value} if isinstance(value, str) else value)
+Predictions = Annotated[dict[Seed, str], OneFile]
 
 
 class _Layout(BaseModel):
@@ -403,11 +401,8 @@ class Plan(_Layout):
         a circle raise graphlib's ``CycleError``.
         """
         # The sorter takes for each name those that come before it.
-        parents = {
-            name: [row.parent] if row.parent else []
-            for name, row in self.rows.items()
-            if not row.predictions
-        }
+        trained = {name: row for name, row in self.rows.items() if not row.predictions}
+        parents = {name: [row.parent] if row.parent else [] for name, row in trained.items()}
         return list(graphlib.TopologicalSorter(parents).static_order())
 
     def count_runs(self, name: str) -> int:

@@ -147,10 +147,8 @@ class PairNoise:
         It is two at least, since a difference counts as significant only with two seeds. The most
         seeds that are tried are ``_MOST_SEARCHED``, which is 500.
         """
-        for num_seeds in range(2, _MOST_SEARCHED + 1):
-            if self.predict_detectable(num_seeds) <= difference:
-                return num_seeds
-        return None
+        numbers = range(2, _MOST_SEARCHED + 1)
+        return next((n for n in numbers if self.predict_detectable(n) <= difference), None)
 
 
 def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:

@@ -346,11 +346,8 @@ class Scheduler:
         Their options are wrong, for example. Fits that only have not been trained are left out.
         """
         # Only fits with a folder have a digest, the hash that names it.
-        return {
-            name: reason
-            for name, reason in self.reasons.items()
-            if name not in self.digests and reason != UNTRAINED
-        }
+        unmade = [name for name in self.reasons if name not in self.digests]
+        return {name: self.reasons[name] for name in unmade if self.reasons[name] != UNTRAINED}
 
     def find_metric(self, row: str) -> str:
         """Return the validation metric of a row: of its search, else the study's first metric."""

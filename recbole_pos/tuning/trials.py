@@ -403,10 +403,8 @@ class TrialSearch(OptunaSearch):
 
         # Optuna learns from the values of ended trials. One without a value is given to it as
         # failed (None: no result), so that it learns nothing from that.
-        if trial.score is None:
-            super().on_trial_complete(trial_id, None, error=True)
-        else:
-            super().on_trial_complete(trial_id, result)
+        has_score = trial.score is not None
+        super().on_trial_complete(trial_id, result if has_score else None, error=not has_score)
 
     def _describe(self, trial: Trial) -> str:
         """Return a line about a trial that has ended.
