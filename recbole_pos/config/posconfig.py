@@ -580,7 +580,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
         return config.plain
 
     # RecBole's Config keeps the default of every option and what the user has given, where keys
-    # without a default are no options. RecBole computes those in _NOT_KEPT, or they are not read.
+    # without a default are no options. Those in _NOT_KEPT RecBole computes, or they are not read.
     defaults, given = config.internal_config_dict, config.external_config_dict
     plain = {key: given.get(key, defaults[key]) for key in defaults if key not in _NOT_KEPT}
     plain |= {"model": config["model"], "dataset": config["dataset"]}

@@ -527,7 +527,7 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def _make_block(columns: Block, kinds: Mapping[str, str]) -> Block:
-    """Make a block of rows of parsed cells, which are in one list for each column.
+    """Convert the parsed cells of some rows, a list for each column, to arrays where possible.
 
     Names become a column of Arrow, which numbers them, and numbers become an array. A list of
     arrays, which is what a list field has, stays as it is.

@@ -25,11 +25,12 @@ _INCLUSIVE: dict[str, Any] = {"[]": "both", "()": "neither", "[)": "left", "(]":
 
 
 def filter_rows(tables: Tables, config: Options) -> Tables:
-    """Leave out rows, by all options except those that count the interactions of a user or item.
+    """Leave out rows by what stands in them, such as a missing name or a number out of bounds.
 
     In this order: rows without a user or item, copies (``rm_copies`` and ``rm_dup_inter``), numbers
     outside of ``val_interval``, and interactions of users or items that are in no table
-    (``filter_inter_by_user_or_item``).
+    (``filter_inter_by_user_or_item``). Users and items with too few or too many interactions stay:
+    :func:`filter_by_counts` leaves them out.
 
     Args:
         tables: the tables as they were read.
@@ -51,9 +52,9 @@ def filter_rows(tables: Tables, config: Options) -> Tables:
 
 
 def leave_out_nameless(tables: Tables, config: Options) -> Tables:
-    """Leave out rows without a name, with a warning.
+    """Leave out rows that do not name their user or item, and warn of them.
 
-    These are interactions without a user or an item, and lines of the tables of users and items
+    These are interactions without a user or an item, and rows of the tables of users and items
     without the name of the user or item.
 
     Args:
@@ -80,7 +81,7 @@ def leave_out_nameless(tables: Tables, config: Options) -> Tables:
 
 
 def leave_out_copies(tables: Tables, config: Options) -> Tables:
-    """Leave out interactions that repeat others, by two options.
+    """Leave out interactions that repeat others, if one of two options is set.
 
     ``rm_copies`` leaves out those with the user, item and time of an earlier row. ``rm_dup_inter``
     (RecBole's) keeps of each pair of user and item the ``first`` interaction or the ``last``, by
@@ -209,9 +210,10 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
 def _find_allowed(
     names: pd.Series, interacting: pd.Series, left_out: pd.Index, intervals: Intervals
 ) -> pd.Series:
-    """Return which rows of the table of users (or items) stay, as bool.
+    """Return which rows of the table of users (or items) stay in a filter by interactions, as bool.
 
-    A user in the table may have no interaction at all. As in RecBole, that is too few if the lowest
+    The filter has left out users by their numbers of interactions, and their rows go, too. A user
+    in the table may have no interaction at all. As in RecBole, that is too few if the lowest
     interval begins above 0, such as [1,inf); else this user stays.
 
     Args:

@@ -92,7 +92,7 @@ class WindowLoader:
         self._cached: tuple[int, list[np.ndarray]] | None = None
 
     def divide(self, shard: Shard) -> None:
-        """Yield only this process's part (shard) of every batch from now on."""
+        """Yield only this process's part (shard) of every batch, where several train together."""
         self.shard = shard
 
     def set_epoch(self, epoch: int) -> None:
@@ -347,7 +347,7 @@ class RowLoader(TrainDataLoader):
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Make only this process's share of the rows of every batch from now on.
+        """Let this process make only its share of every batch, where several train together.
 
         A shard says which rows of a batch are those of this process. RecBole's ``collate_fn`` makes
         a batch of the numbers of its rows, so it is replaced by a function that gives it only the

@@ -464,13 +464,15 @@ def _count_leaks(
         training interaction.
     """
     times, users = log.times.numpy(), log.users.numpy()
+    # which interactions are older than the newest one of their user in earlier parts
     is_early = np.zeros(len(log), dtype=bool)
     for phase in (VALID, TEST):
-        newest_earlier = np.full(len(log.lengths), -np.inf)  # [users], time in earlier parts
+        newest_earlier = np.full(len(log.lengths), -np.inf)  # [users] time of that newest one
         is_before, is_here = part < phase, part == phase
         np.maximum.at(newest_earlier, users[is_before], times[is_before])
         is_early[is_here] = times[is_here] < newest_earlier[users[is_here]]
 
+    # for each kind of leak the parts, validation or test, of its interactions
     train_end = times[part == TRAIN].max(initial=-np.inf)
     copy_part, original_part = part[copies], part[originals]
     parts_by_leak = {

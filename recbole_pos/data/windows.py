@@ -158,7 +158,8 @@ def cut_windows(
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return consecutive numbers from each start, as many as its length, one range after the other.
 
-    For example, starts [7, 2] and lengths [2, 3] give [7, 8, 2, 3, 4].
+    For example, starts [7, 2] and lengths [2, 3] give [7, 8, 2, 3, 4]. (For tensors on a device
+    there is :func:`concatenate_ranges`.)
 
     Args:
         start: [n] int64, first number of each range.
@@ -417,11 +418,12 @@ def fits_on_device(
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items; while the caller uses one, a thread computes the next.
+    """Yield the items of an iterator, each computed by a thread while the caller uses the last one.
 
-    No item may be None, which stands for the end.
+    Args:
+        items: what yields them, such as batches. No item may be None, which stands for the end.
     """
-    # ``next`` runs in the thread, and gives None at the end.
+    # ``next(iterator, None)`` runs in the thread, and returns None at the end
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
         upcoming = thread.submit(next, iterator, None)

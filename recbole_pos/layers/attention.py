@@ -39,7 +39,10 @@ class Dropout(nn.Module):
         self.threshold = min(max(round(p * 256), int(p > 0)), 255)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with elements zeroed in training mode, x itself in evaluation mode."""
+        """Return x with random elements zeroed and the others scaled up, in training mode.
+
+        In evaluation mode x itself is returned.
+        """
         if not self.training or self.p == 0:
             return x
         # a GPU has its own fast dropout, and a compiled graph cannot hold the draw of bytes

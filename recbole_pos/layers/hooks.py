@@ -78,9 +78,10 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def share_with(self, first: Any) -> None:
-        """Replace own parameters by those of the first layer, if layers share any.
+        """Take over parameters of the first layer, if all layers of a model share some.
 
-        By default they share none, and nothing happens.
+        A scheme of which each layer has parameters of its own leaves this method as it is: nothing
+        happens. Others override it.
 
         Args:
             first: the same scheme as it was built for the first layer.

@@ -99,9 +99,11 @@ class AngularPosition(AttentionPosition):
         return angle.cos(), angle.sin()
 
     def _cached_cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return :meth:`cos_sin` of a batch, computed once for all layers where that is possible.
+        """Return cosines and sines of a batch's angles, computed once for all layers if possible.
 
-        It is if the angles depend on options only (``cache_key``) and on no parameter.
+        It is possible if the angles depend on no parameters. ``cache_key`` then has the options on
+        which they depend, by which layers with the same options find the same angles; else it is
+        None. :meth:`cos_sin` computes cosines and sines.
         """
         if self.cache_key is None:
             return self.cos_sin(batch)
