@@ -462,9 +462,7 @@ def _warn_of_failures(runs: pd.DataFrame) -> None:
     failed = runs[runs["status"] == FAILED]
     if len(failed):
         # Runs of one configuration mostly fail for the same reason, so the first one is enough.
-        reasons = [
-            f"{run.row}, seed {run.seed}: {run.reason}"
-            for run in failed.drop_duplicates("row").itertuples()
-        ]
+        first_runs = failed.drop_duplicates("row").itertuples()
+        reasons = [f"{run.row}, seed {run.seed}: {run.reason}" for run in first_runs]
         text = f"compare: {len(failed)} of {len(runs)} runs failed: {'; '.join(reasons)}"
         warnings.warn(text, RunWarning, stacklevel=3)  # 1 is this line, 2 compare, 3 its caller

@@ -106,9 +106,8 @@ class RenderedTable:
         """
         # Columns of words are aligned left, numbers right. _LATEX escapes what LaTeX would read as
         # commands.
-        alignment = "".join(
-            "l" if i in self.text_columns else "r" for i in range(len(self.columns))
-        )
+        sides = ["l" if i in self.text_columns else "r" for i in range(len(self.columns))]
+        alignment = "".join(sides)
         caption = " ".join([f"{self.title}.", *self.notes]).translate(_LATEX)
         header = " & ".join(name.translate(_LATEX) for name in self.columns)
         lines = [" & ".join(map(_format_latex_cell, line)) for line in self.lines]

@@ -111,10 +111,9 @@ def score(
         dataset = read_split_data(data, config_files, options)
     requests = make_requests(dataset, part)
     sources = predictions if isinstance(predictions, (list, tuple)) else [predictions]
-    judged = {
-        (name, seed): judge(open_predictions(source), requests)
-        for seed, source in enumerate(sources, 1)
-    }
+    judged = {}
+    for seed, source in enumerate(sources, 1):
+        judged[name, seed] = judge(open_predictions(source), requests)
 
     # Make a study whose rows (configurations) are the system and the runs, if there are any, so
     # that means, differences and tables are made as for any study.

@@ -115,10 +115,9 @@ class RankTable:
         totals = np.stack([np.bincount(user_index, run, len(num_targets)) for run in gains])
 
         # Separate the runs by row (in the order of the rows), each row's sorted by seed.
-        by_row = {
-            row: totals[runs.sort_values("seed").index]
-            for row, runs in self.runs.groupby("row", sort=False)
-        }
+        by_row = {}
+        for row, runs in self.runs.groupby("row", sort=False):
+            by_row[row] = totals[runs.sort_values("seed").index]
         return by_row, num_targets
 
 

@@ -200,12 +200,10 @@ class StudyFolder:
             Name of a fit -> digest of its run (the hash that names the run's folder).
         """
         # Name of a fit -> its run, and a hash of what was asked for when the run was made.
-        current = read_json(self.path / "current.json")
-        return {
-            name: current[name]["run"]
-            for name, request in digest_requests(plan).items()
-            if name in current and current[name]["asked"] == request
-        }
+        current, requests = read_json(self.path / "current.json"), digest_requests(plan)
+        known = [name for name in requests if name in current]
+        same = [name for name in known if current[name]["asked"] == requests[name]]
+        return {name: current[name]["run"] for name in same}
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Write into ``current.json`` which run belongs to each fit (training run) of a plan.
