@@ -249,10 +249,10 @@ class ActiveRuns:
 def write_state(scheduler: Scheduler) -> None:
     """Write what a study's folder says of its runs and data: ``current.json`` and ``facts.json``.
 
-    A plan asks for training runs, which are called fits: one for each configuration and seed.
-    ``current.json`` has for each fit the name of the folder where it was trained. ``facts.json``
-    has the versions of packages, a description of the dataset, if one has been read, and the fits
-    that failed before they had a folder, with the reasons.
+    A plan asks for training runs, which are called fits: one for each configuration and seed, and
+    one for each trial of a search. ``current.json`` has for each fit the name of the folder where
+    it was trained. ``facts.json`` has the versions of packages, a description of the dataset, if
+    one has been read, and the fits that failed before they had a folder, with the reasons.
 
     Args:
         scheduler: knows the plan, the folder of each fit, and the datasets that were read.
@@ -263,7 +263,7 @@ def write_state(scheduler: Scheduler) -> None:
     facts = StudyFacts(versions=find_versions(), unmade=scheduler.find_unmade())
     datasets = list(scheduler.datasets.values())
     if datasets:
-        # They differ in features only, not in interactions and split, so the first stands for all.
+        # All configurations have the same interactions and split, so the first stands for all.
         _describe_dataset(datasets[0], facts)
     scheduler.folder.write_facts(facts)
 
