@@ -333,39 +333,55 @@ def _number_all_names(
             known_names = known.tokens[group[0]].tolist()[1:]
             id_by_name = {name: number for number, name in enumerate(known_names, 1)}
 
-        # ``_number_column`` returns the ids of a column, and adds new names to ``id_by_name``.
+        # These functions return the ids of a column, and add new names to ``id_by_name``.
         for field in group:
             for table_name, table in tables.by_name().items():
-                if field in table:
-                    column_ids = _number_column(table[field], id_by_name, tables.storage)
-                    ids[table_name, field] = column_ids
+                if field not in table:
+                    continue
+                if tables.kinds[field] == "token_seq":
+                    column_ids: Any = _number_lists(table[field], id_by_name)
+                else:
+                    column_ids = _number_names(table[field], id_by_name, tables.storage)
+                ids[table_name, field] = column_ids
         # ``id_by_name`` now has all names of the group, in the order of their ids.
         names |= dict.fromkeys(group, np.array(["[PAD]", *id_by_name]))
     return names, ids
 
 
-def _number_column(
-    column: pd.Series, id_by_name: dict[str, int], storage: Storage
-) -> np.ndarray | list[np.ndarray]:
+def _number_lists(column: pd.Series, id_by_name: dict[str, int]) -> list[np.ndarray]:
+    """Return the ids of the names in a column of lists, and give ids to names that are new.
+
+    For example, if b has the id 1 already, the lists [b] and [a, b] give [1] and [2, 1].
+
+    Args:
+        column: [rows] an array of names in each row.
+        id_by_name: the names so far, to which new ones are added in the order of appearance.
+
+    Returns:
+        An array of int64 for each row.
+    """
+    if column.empty:
+        return []
+    # Number the names of all lists, put end to end, and divide the ids again where each list ends:
+    # the example is [b, a, b], then [1, 2, 1].
+    all_names = pd.Series(np.concatenate(column.to_list()), dtype=object)
+    all_ids = _number_names(all_names, id_by_name, Storage())
+    return np.split(all_ids, np.cumsum(column.map(len))[:-1])
+
+
+def _number_names(column: pd.Series, id_by_name: dict[str, int], storage: Storage) -> np.ndarray:
     """Return the ids of the names in one column, and give ids to names that are new.
 
     For example, if b has the id 1 already, the column [b, a, none, a] gives [1, 2, 0, 2].
 
     Args:
-        column: [rows] names, as categories or objects, NaN where there is none; or arrays of names.
+        column: [rows] names, as categories or objects, NaN where there is none.
         id_by_name: the names so far, to which new ones are added in the order of appearance.
         storage: space for the result.
 
     Returns:
-        [rows] int64, 0 where there is no name; or an array of int64 for each row of arrays.
+        [rows] int64, 0 where there is no name.
     """
-    # A column of lists: number the names of all lists, put end to end, and divide the ids again
-    # where each list ends. [[b], [a, b]] becomes [b, a, b], and [1, 2, 1] becomes [[1], [2, 1]].
-    if column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray):
-        all_names = pd.Series(np.concatenate(column.to_list()), dtype=object)
-        all_ids = _number_column(all_names, id_by_name, Storage())
-        return np.split(np.asarray(all_ids), np.cumsum(column.map(len))[:-1])
-
     # ``names`` are the different names of the column, and ``codes`` has for each cell the index of
     # its name there, -1 where there is none.
     if column.dtype == "category":
@@ -385,7 +401,7 @@ def _number_column(
 
     # Replace codes by ids, in chunks of rows, since numpy needs 8 more bytes for each code. The
     # array is in memory or on disk.
-    column_ids = storage.empty(len(codes), np.int64)
+    column_ids: np.ndarray = storage.empty(len(codes), np.int64)
     for start in range(0, len(codes), CHUNK_INTERACTIONS):
         chunk = slice(start, start + CHUNK_INTERACTIONS)
         column_ids[chunk] = id_by_code[codes[chunk]]
