@@ -205,15 +205,15 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
 
 
 def _warn_of_missing_options(config: PosConfig) -> None:
-    """Warn the author of a custom model of options without a value that the model has read.
+    """Warn if a custom model of a new run reads an option that has no value, and so gets None.
 
-    For an option that no file, call or default has, the configuration gives None, and adds its name
-    to the set ``asked_for``.
+    An option has no value if no yaml file, no argument and no default sets it. The configuration
+    collects the names of such options in the set ``asked_for`` when the model reads them.
     """
-    # MODELS.added are the custom models. The configuration of an existing run that is loaded is
-    # not ``strict``; the warning came when that run was trained.
-    if config.asked_for and config.strict and config["model"] in MODELS.added:
-        names = ", ".join(sorted(config.asked_for))
+    # MODELS.added has the custom models. ``strict`` is true for a new run only: whoever loads or
+    # resumes a run was warned when it was new.
+    names = ", ".join(sorted(config.asked_for))
+    if names and config.strict and config["model"] in MODELS.added:
         text = f"{config['model']} reads {names}, and no default is given for that: it got None"
         logging.getLogger(__name__).warning(text)
 

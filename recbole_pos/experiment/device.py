@@ -140,15 +140,16 @@ class Precision:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Compute products in half precision, in a ``with`` block, if this is bf16 or fp16.
+        """Compute products in half precision in a ``with`` block, if a run trains in bf16 or fp16.
 
-        Attention is then computed without cuDNN, which is slow where shapes differ between batches.
-        Other precisions change nothing here.
+        The name of the run's precision is ``name``. For fp32 and tf32 nothing changes.
         """
-        if self.name not in _DTYPES:  # bf16 and fp16 -> their type in torch
+        if self.name not in _DTYPES:  # it has torch's types of bf16 and fp16 only
             yield
             return
-        # _ATTENTION lists the implementations of attention that torch may choose: all except cuDNN.
+        # torch has several implementations of attention. It may choose among those in _ATTENTION,
+        # which are all but cuDNN's: that one needs milliseconds to prepare for each new shape, and
+        # nearly every batch has a new shape.
         with torch.autocast(self.device, _DTYPES[self.name]), sdpa_kernel(_ATTENTION):
             yield
 

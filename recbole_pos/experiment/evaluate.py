@@ -119,21 +119,23 @@ def describe_evaluation(
     config = load_config(folder)
     excludes_seen = masks_history(config) if mask_history is None else mask_history
     candidates = describe_candidates(excludes_seen, config["repeated_targets"])
-    facts = {"part": part, "candidates": candidates}
+    description: dict[str, Any] = {"part": part, "candidates": candidates}
     # Counts and warnings are in the result, which an unfinished run does not have.
     if not folder.result.is_file():
-        return facts
+        return description
     result = read_result(folder)
     split = result.split
 
-    # If validation is on a sample of users, repeated targets are not given: they count all users.
+    # The run has counted the repeated targets of all users. If it validates only a sample of the
+    # users (``valid_users``), that count is not of the targets of validation, and is left out.
     is_sample = part == "valid" and "valid_users" in split
     if not is_sample:
-        facts["repeated_targets"] = split["repeated_targets"].get(part)
+        description["repeated_targets"] = split["repeated_targets"].get(part)
     num_targets = {"valid": result.valid_targets, "test": result.test_targets}
-    warnings = list_warnings(split, candidates, result.request_time)
-    more = {"split": split["split"], "targets": num_targets[part], "warnings": warnings}
-    return facts | more
+    description["split"] = split["split"]
+    description["targets"] = num_targets[part]
+    description["warnings"] = list_warnings(split, candidates, result.request_time)
+    return description
 
 
 def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:

@@ -76,9 +76,7 @@ def run_in_parallel(
 ) -> Result | None:
     """Train one model in ``args.nproc`` processes of this machine, as torchrun would.
 
-    torch starts all processes again when one is killed, at most ``args.max_restarts`` times. An
-    error of the program is not repeated: the process that meets it writes it into a file, and it
-    is raised here.
+    torch starts all processes again when one is killed, at most ``args.max_restarts`` times.
 
     Args:
         args: arguments of the run.
@@ -98,11 +96,11 @@ def run_in_parallel(
     gpus = list_gpus(config, args.nproc)
     classes = pack(config["model"])  # of models and schemes that users have registered
 
-    # Start the processes and wait for their end. An error of our code is in ``error_file``. Where
-    # there is none, a process was killed or could not begin: ``failure``, from torch's launcher.
-    failure = None
+    # Start the processes and wait for their end. ``failure`` is what torch's launcher tells of the
+    # first process that failed. It is None after a success.
     with tempfile.TemporaryDirectory() as work:
         error_file = Path(work, "error")
+        failure = None
         try:
             results = _launch(work, args, config.plain, new_run_dir, gpus, classes, error_file)
         except KeyboardInterrupt:
@@ -111,10 +109,14 @@ def run_in_parallel(
             raise  # no epoch was kept, so there is nothing to resume
         except ChildFailedError as failed:
             _, failure = failed.get_first_failure()
-        gc.collect()  # frees torch's store; a process forked while that lives would hang at its end
+        # Free torch's store: a later process that is forked with it would hang at its end.
+        gc.collect()
+
+        # A process that raises an error writes it into ``error_file``. Then the launcher may report
+        # a failure, or none: processes that are started again find the file, and end at once.
         if error_file.is_file():
             raise _read_error(error_file)
-    if failure is not None:
+    if failure is not None:  # a process was killed, or failed before it reached our code
         raise _explain_failure(failure, args.max_restarts)
     return results[0]  # of the process of rank 0; the others have none
 
@@ -131,18 +133,17 @@ def _read_error(file: Path) -> errors.PosError:
 
 
 def _explain_failure(failure: ProcessFailure, max_restarts: int) -> TrainingError:
-    """Return the error for a process that was lost without an error of our code.
+    """Return the error to raise when a process has ended without reporting an error itself.
 
     Args:
         failure: what torch's launcher reports of the process.
-        max_restarts: how often the processes had been started again before.
+        max_restarts: how many times torch has started the processes again before it gave up.
     """
-    # The exit code of a process that a signal has ended is negative. A positive one is of a process
-    # that failed before it reached our code.
-    guard = '`if __name__ == "__main__":`'
-    reason = f"it could not begin; in a script recbole_pos.run must stand under {guard}"
-    if failure.exitcode < 0:
+    if failure.exitcode < 0:  # a signal has ended the process, such as a kill
         reason = failure.message
+    else:  # it failed before it reached our code
+        guard = '`if __name__ == "__main__":`'
+        reason = f"it could not begin; in a script recbole_pos.run must stand under {guard}"
     return TrainingError(f"a process of the run was lost after {max_restarts} restarts: {reason}")
 
 
@@ -187,21 +188,24 @@ def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, R
 
 @contextmanager
 def _signals_as_without_torch() -> Iterator[None]:
-    """Let a signal that stops torch's launcher, in a ``with`` block, act as it would without torch.
+    """Let signals that come while torch's launcher runs, in a ``with`` block, act as usual.
 
-    Ctrl-C raises a KeyboardInterrupt. SIGTERM, for example, ends this process, but only after the
-    launcher has ended the processes that it has started.
+    At a signal, the launcher ends the processes that it has started, and raises a SignalException.
+    In its place, Ctrl-C raises a KeyboardInterrupt here, and SIGTERM ends this process.
     """
-    # Until the launcher sets handlers of its own, a signal raises a KeyboardInterrupt
-    # (``default_int_handler``). The launcher's handlers end its processes and raise a
-    # SignalException. ``handle_signals`` puts the handlers from before the block back at its end.
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
+        # The launcher sets handlers for these signals and leaves them set. ``handle_signals`` puts
+        # the handlers of this process back after the block. For a signal before the launcher has
+        # set its own, ``default_int_handler`` raises a KeyboardInterrupt.
         with handle_signals(signal.default_int_handler, *stops):
             yield
     except SignalException as stop:
-        signal.raise_signal(stop.sigval)  # the same signal again, now to the handlers from before
-        raise KeyboardInterrupt from None  # if they ignore it: the run has stopped all the same
+        # The launcher's processes have ended. Send the signal to this process again, whose own
+        # handlers are back: by default it ends here, or raises a KeyboardInterrupt at Ctrl-C.
+        signal.raise_signal(stop.sigval)
+        # The process ignores this signal, as SIGHUP under nohup; but the run has been stopped.
+        raise KeyboardInterrupt from None
 
 
 def _run_process(
@@ -326,7 +330,7 @@ def _count_restarts() -> int:
 
 @contextmanager
 def _process_group(backend: str) -> Iterator[int]:
-    """Join the group of all processes for a ``with`` block, which gets the rank of this one.
+    """Join this process with the others of its run for a ``with`` block, which gets its rank.
 
     In the group, processes sum up gradients and wait for each other. A rank is the number of a
     process, from 0.
@@ -336,20 +340,28 @@ def _process_group(backend: str) -> Iterator[int]:
     """
     rank = int(os.environ["RANK"])
     try:
-        # Processes find each other by a store of addresses, which outlives the group. So that a
-        # later group finds only its own addresses there, names in the store begin with a prefix
-        # that each group has for itself: "1/0" for the first group after the first restart.
-        store, _, size = next(dist.rendezvous("env://"))
+        # ``rendezvous`` returns a store, in which each process leaves its address for the others,
+        # and the number of processes. Earlier groups of this run have left addresses in the store,
+        # too. So the names of each group's entries get a prefix: the number of restarts and the
+        # number of the group since then, such as "1/0".
+        store, _, num_processes = next(dist.rendezvous("env://"))
         store = dist.PrefixStore(f"{_count_restarts()}/{next(_GROUP_NUMBERS)}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes)
         yield rank
     except Exception as error:
-        # If another process was lost, this one waits, so that the lost one is the first to fail:
-        # the first is what torch reports. Within the _GRACE seconds torch ends this one, too. The
-        # loss shows as a DistError or, of gloo, as a RuntimeError that is known by its text.
-        if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
+        if _has_lost_process(error):
+            # Another process was killed. As soon as torch's launcher notices, it ends this process
+            # and reports the one that failed first. So do not fail before the launcher notices.
             time.sleep(_GRACE)
         raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _has_lost_process(error: Exception) -> bool:
+    """Return whether an error means that another process of the group has ended.
+
+    It is a DistError or, of the backend gloo, a RuntimeError that is known by its text.
+    """
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

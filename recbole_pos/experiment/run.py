@@ -390,15 +390,16 @@ def attach(
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
-    # ``decided`` are the options that follow from this call. They win over those of the trained
-    # run, and the user may not give them. The last two are reset: if the trained run was itself
-    # made by ``update``, its configuration has them, but its weights need no second update.
+    # The new run has the options of the trained run, except those that the user gives, and those in
+    # ``decided``, which only this function may set.
     added = as_list(schemes)
     present = [name for name in as_list(config["position"]) if name != "nope"]  # nope: no scheme
     decided = {
         "position": [*present, *added],
         "train_only": added,
         "init_from": str(source.path.resolve()),
+        # The trained run has values of these two if it was made by ``update``. In the new run they
+        # would ask for another update.
         "update_from": None,
         "new_items": None,
     }
@@ -444,9 +445,10 @@ def update(
     options = {"epochs": 5, "new_items": None, **(config_dict or {})}
     if new_items is not None:
         options["new_items"] = new_items
-    # ``decided`` are the options that follow from this call. They win over those of the trained
-    # run, and the user may not give them. The first two are reset: a trained run that was itself
-    # made by ``attach`` has them, but the new run starts from its weights, and trains all of them.
+    # The new run has the options of the trained run, except those that the user gives, and those in
+    # ``decided``, which only this function may set. ``init_from`` and ``train_only`` have values if
+    # the trained run was made by ``attach``. The new run does without them: its weights come from
+    # ``update_from`` only, and it trains all of them.
     decided = {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
     return _run_from(source, options, decided, run_dir, settings, keywords)
 

@@ -191,9 +191,9 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         experiment: the model with its data.
         folder: folder of the run.
     """
-    # In config.yaml, ``item_vectors`` is the user's file of content vectors, which a later run that
-    # repeats or updates this one reads. A resumed run has its own copy of the vectors in this
-    # option, so the path is taken from the config.yaml that is there.
+    # config.yaml has the path of the user's file of content vectors, as option ``item_vectors``.
+    # When a run is resumed, the option has been replaced by the path of a copy in the run folder.
+    # So the user's path is read from the existing config.yaml, before that is written again.
     dataset, plain = experiment.dataset, experiment.config.plain
     is_resumed = folder.checkpoint.is_file()
     if is_resumed:

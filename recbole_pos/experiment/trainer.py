@@ -47,9 +47,6 @@ def _without_dynamo(optimizer: type[torch.optim.Adam]) -> type[torch.optim.Adam]
     That module is the compiler of ``torch.compile``. torch wraps some methods of optimisers in
     functions that import it, so that the compiler leaves these methods alone. The import takes
     1.3 s at the start of every training, and optimisers are not compiled here.
-
-    Args:
-        optimizer: the class, Adam or AdamW.
     """
     names = "add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
@@ -76,8 +73,7 @@ class PosTrainer(EvaluatingTrainer):
         shard: this process's part of every batch; all of it in a single process.
         shared_loss: of several processes, the loss whose gradients are summed over all of them.
         optimizer: updates the weights after each step.
-        kept_gradient: within an epoch, the gradient of a large item table, which stays allocated
-            from step to step; None if no table is large.
+        kept_gradient: gradient of a large item table, which stays allocated within an epoch.
         steps: number of steps taken so far, in all epochs.
         progress: how far the training has come, and its best metrics.
         best_weights: the weights of the best epoch; None before the first validation.
@@ -89,6 +85,14 @@ class PosTrainer(EvaluatingTrainer):
         callbacks: called after steps, validations and epochs.
     """
 
+    shared_loss: distributed.SharedLoss | None = None
+    kept_gradient: KeptGradient | None = None
+    steps = 0
+    best_weights: dict[str, Any] | None = None
+    run: RunFolder | None = None
+    reporter: Reporter | None = None
+    callbacks: Sequence[Callback] = ()
+
     def __init__(self, config: Options, model: Any) -> None:
         """Set the attributes of RecBole's trainer, and those of this class.
 
@@ -96,44 +100,30 @@ class PosTrainer(EvaluatingTrainer):
             config: configuration of the run.
             model: the model, on its device.
         """
-        # Trainer.__init__, which is not called, would open a tensorboard writer in the working
-        # directory.
+        # Not Trainer.__init__, which would open a tensorboard writer in the working directory.
         AbstractTrainer.__init__(self, config, model)
         self._set_recbole_attributes(config, model)
 
         # How a step is computed. ``adapter`` knows which batches the model reads, and its loss of
-        # a batch. ``shard`` is the part of a batch that this process computes; several processes
-        # sum their gradients by ``shared_loss``, which the first epoch makes.
+        # a batch. ``shard`` is the part of a batch that this process computes.
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.make_scaler()  # of losses, in fp16
         self.adapter = make_adapter(config, model)
         self.shard = distributed.current_shard()
-        self.shared_loss: distributed.SharedLoss | None = None
         if not self.shard.is_alone:
-            _require_shareable(config, model)
-            # A loss that compares the targets of a batch needs those of all processes.
-            if getattr(model, "targets_meet", False):
-                global_loss = distributed.compute_global_loss
-                model.loss = functools.partial(global_loss, model.loss, self.shard)
+            _prepare_sharing(config, model, self.shard)
         self.optimizer: Any = self._build_optimizer()
-        # Within an epoch, the gradient of a large item table, which is kept from step to step.
-        self.kept_gradient: KeptGradient | None = None
 
         # How far the training is. ``identity`` are digests (hashes) of the training data, set by
         # ``fit``. A checkpoint has them, so that it is not resumed on other data.
-        self.steps = 0  # taken so far, in all epochs
         self.progress = Progress()
-        self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None, "fields": {}}
 
-        # Where the state is written, and who hears of it. Without a run folder, the checkpoint is
-        # the file that RecBole would write. Until ``fit`` there is no file, so nothing is written.
-        self.run: RunFolder | None = None
+        # The checkpoint: the file that RecBole would write, unless the run has a folder. ``fit``
+        # replaces the writer, which writes nothing, by one that writes this file.
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.writer = CheckpointWriter(file=None, capture=dict)
-        self.reporter: Reporter | None = None
-        self.callbacks: Sequence[Callback] = ()
 
     def _set_recbole_attributes(self, config: Options, model: Any) -> None:
         """Set the attributes that RecBole's methods read; most are options of the configuration."""
@@ -226,32 +216,13 @@ class PosTrainer(EvaluatingTrainer):
         Returns:
             The best score and the metrics of its epoch; both None without validation.
         """
-        # The training data. Metrics of popularity count training interactions, which the collector
-        # notes; RecBole's ``dynamic`` sampler scores negatives with the model.
-        self.eval_collector.data_collect(train_data)
-        self.loader = self.training_loader(train_data)
-        if self.config["train_neg_sample_args"].get("dynamic", False):
-            self.loader.get_model(self.model)
-        self.identity = getattr(train_data._dataset, "identity", self.identity)
+        self._prepare_data(train_data)
+        self.writer = self._make_writer(saved)
         self.reporter = self.reporter or Reporter(verbose)
 
-        # Warn of a model that looks ahead, and the like, before the first epoch.
-        # Batches that are ``packed`` hold histories, not rows with one target.
+        # Train and validate the epochs. ``line`` has the facts of one: its loss and, if a
+        # validation was due, its metrics. ``trim_heap`` returns freed memory to the system.
         progress = self.progress
-        if progress.next_epoch == 0:
-            trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
-            log_notices(self.model, trains_every_position)
-
-        # Checkpoints are written by the first process only. Without a run folder they go into
-        # RecBole's folder, which may be missing.
-        file = Path(self.saved_model_file)
-        if saved and self.run is None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        is_written = saved and self.shard.rank == 0
-        capture = functools.partial(checkpoint.capture_state, self)
-        self.writer = CheckpointWriter(file if is_written else None, capture)
-
-        # The epochs. ``trim_heap`` returns freed memory to the system.
         try:
             while progress.next_epoch < self.epochs and not progress.stopped:
                 epoch = progress.next_epoch
@@ -259,14 +230,39 @@ class PosTrainer(EvaluatingTrainer):
                 trim_heap()
                 has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
-                # A search resumes from epochs that it has seen; the others need no file at once.
-                self._finish_epoch(line, keep_now=epoch == 0 or bool(callback_fn and line["valid"]))
+
+                # The checkpoint is written at once after the first epoch, and if ``callback_fn``
+                # is called after it; otherwise it may be written later.
+                is_reported = callback_fn is not None and line["valid"] is not None
+                self._finish_epoch(line, keep_now=epoch == 0 or is_reported)
                 self.reporter.show_epoch(line, self.valid_metric, has_improved)
-                if callback_fn is not None and line["valid"] is not None:
+                if callback_fn is not None and is_reported:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         finally:
-            self.writer.flush()
+            self.writer.flush()  # writes the checkpoint of the last epoch, if that is still due
         return progress.best_score, progress.best_result
+
+    def _prepare_data(self, train_data: Any) -> None:
+        """Make the loader of training batches from that of ``fit``, and warn of model errors."""
+        self.eval_collector.data_collect(train_data)  # for metrics of popularity
+        self.loader = self.training_loader(train_data)
+        if self.config["train_neg_sample_args"].get("dynamic", False):
+            self.loader.get_model(self.model)  # RecBole's dynamic sampler scores negatives with it
+        self.identity = getattr(train_data._dataset, "identity", self.identity)
+
+        # Warn of a model that looks ahead, and the like. A batch that is ``packed`` has histories,
+        # with a target at each position unless ``train_windows`` is prefix, not single targets.
+        if self.progress.next_epoch == 0:
+            trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
+            log_notices(self.model, trains_every_position)
+
+    def _make_writer(self, saved: bool) -> CheckpointWriter:
+        """Return the writer of checkpoints; it writes none unless ``saved``, and in one process."""
+        file = Path(self.saved_model_file)
+        if saved and self.run is None:  # RecBole's folder of checkpoints, which may be missing
+            file.parent.mkdir(parents=True, exist_ok=True)
+        capture = functools.partial(checkpoint.capture_state, self)
+        return CheckpointWriter(file if saved and self.shard.rank == 0 else None, capture)
 
     def _finish_epoch(self, line: dict[str, Any], keep_now: bool) -> None:
         """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics.
@@ -309,34 +305,18 @@ class PosTrainer(EvaluatingTrainer):
         train_data.set_epoch(epoch_idx)  # which decides the order of batches
         # ``choose_loss`` returns the model's loss of a batch of rows or, packed, of histories.
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
+
+        # Several processes have a part of every batch each. Gradients of a SharedLoss, which wraps
+        # the model and so is made only once, are summed over them. Buffers, such as running means,
+        # are not summed: after the epoch all processes get those of the first one.
         if not self.shard.is_alone:
             self._seed_process(epoch_idx)
-            loss_func = self._share_loss(loss_func)
-
-        # All steps. A GPU rounds products as the precision says. The gradient of a large item table
-        # is kept between steps. The watch adds up the losses, and stops at one that is not finite.
-        watch = LossWatch(epoch_idx, self.learning_rate)
-        reporter = self.reporter or Reporter(enabled=False)
-        title = f"epoch {epoch_idx}/{self.epochs}"
-        with (
-            self.precision.rounded_products(),
-            self.keep_item_gradient() as self.kept_gradient,
-            reporter.task(title, len(train_data), show_progress) as task,
-        ):
-            batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
-            for step, batch in enumerate(batches):
-                rate = compute_learning_rate(self.config, epoch_idx, self.steps, num_steps)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                loss = self._step(loss_func, batch, watch, step)
-                for callback in self.callbacks:
-                    callback.on_step(self.steps, loss)
-                task.advance(self._count_targets(batch))
-            mean_loss = watch.compute_mean()
-        self.kept_gradient = None
-
+            self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
+            loss_func = self.shared_loss
+        mean_loss = self._take_steps(loss_func, train_data, epoch_idx, num_steps, show_progress)
         if self.shared_loss is not None:
-            self.shared_loss.broadcast_buffers()  # all processes evaluate the same model
+            self.shared_loss.broadcast_buffers()
+
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.num_targets
@@ -347,6 +327,41 @@ class PosTrainer(EvaluatingTrainer):
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
+
+    def _take_steps(
+        self, loss_func: Any, train_data: Any, epoch: int, num_steps: int, show_progress: bool
+    ) -> float:
+        """Take a step with each batch of an epoch, and return the mean loss of a target.
+
+        Args:
+            loss_func: returns the loss of a batch.
+            train_data: the loader of the batches.
+            epoch: number of the epoch, from 0.
+            num_steps: number of steps of all epochs, by which the learning rate may fall.
+            show_progress: whether a progress bar is shown.
+        """
+        # A GPU rounds products as the precision says. The gradient of a large item table is kept
+        # from step to step. The watch adds up the losses, and stops at one that is not finite.
+        watch = LossWatch(epoch, self.learning_rate)
+        reporter = self.reporter or Reporter(enabled=False)
+        with (
+            self.precision.rounded_products(),
+            self.keep_item_gradient() as self.kept_gradient,
+            reporter.task(f"epoch {epoch}/{self.epochs}", len(train_data), show_progress) as task,
+        ):
+            batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
+            for step, batch in enumerate(batches):
+                rate = compute_learning_rate(self.config, epoch, self.steps, num_steps)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                loss = self._step(loss_func, batch, watch, step)
+                self.steps += 1  # of all epochs
+                for callback in self.callbacks:
+                    callback.on_step(self.steps, loss)
+                task.advance(self._count_targets(batch))
+            mean_loss = watch.compute_mean()
+        self.kept_gradient = None
+        return mean_loss
 
     def _count_all_steps(self, train_data: Any) -> int:
         """Return the number of steps of all epochs, which the schedules cosine and linear need.
@@ -359,23 +374,11 @@ class PosTrainer(EvaluatingTrainer):
         train_data.set_epoch(0)
         return self.epochs * len(train_data)
 
-    def _share_loss(self, loss_func: Any) -> distributed.SharedLoss:
-        """Return a loss of this process's part of a batch, whose gradient is summed over processes.
-
-        It wraps the model, so it is made only once.
-        """
-        if self.shared_loss is None:
-            self.shared_loss = distributed.SharedLoss(self.model, loss_func)
-        return self.shared_loss
-
     def _seed_process(self, epoch: int) -> None:
-        """Seed the random numbers of one of several processes for an epoch.
+        """Seed the random numbers of one of several processes for the epoch of a number, from 0.
 
         Each process has its own dropout and negatives in each epoch. The seed does not depend on
         earlier epochs, so that a resumed run samples the same.
-
-        Args:
-            epoch: number of the epoch, from 0.
         """
         offset = 7919 * self.shard.rank + 104729 * epoch  # two primes, so that seeds differ
         init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
@@ -420,7 +423,6 @@ class PosTrainer(EvaluatingTrainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.steps += 1
         return reported_loss
 
     def _compute_loss(self, loss_func: Any, batch: Any) -> Tensor:
@@ -442,11 +444,7 @@ class PosTrainer(EvaluatingTrainer):
         return loss
 
     def _watch_loss(self, loss: Any, num_targets: int, watch: LossWatch, step: int) -> None:
-        """Add the loss of a step to those of the epoch, and keep a bad one out of the weights.
-
-        The watch raises an error if the loss is not finite: of a number at once, of a loss on the
-        GPU some steps later, so that the CPU does not wait. Until then, a fused optimiser skips the
-        steps for which its ``found_inf`` is 1.
+        """Stop the training if the loss of a step is not finite, and add it to those of the epoch.
 
         Args:
             loss: the mean over the targets of the batch, a scalar.
@@ -455,10 +453,13 @@ class PosTrainer(EvaluatingTrainer):
             step: number of the step in its epoch, for the error.
         """
         if self.optimizer.defaults.get("fused") and loss.device.type != "cpu":
+            # To read the loss now, the CPU would wait for the GPU. The watch reads a tensor some
+            # steps later, and raises an error then. Until then the fused optimiser keeps a loss
+            # that is not finite out of the weights: it skips the steps with ``found_inf`` 1.
             self.optimizer.found_inf = (~loss.isfinite()).any().float()
             watch.add(loss, step, num_targets)
         else:
-            watch.add(float(loss), step, num_targets)  # waits for the loss
+            watch.add(float(loss), step, num_targets)  # a number is checked at once
 
     def keep_item_gradient(self) -> AbstractContextManager[KeptGradient | None]:
         """Keep the gradient of a large item table between steps, in a ``with`` block.
@@ -473,9 +474,8 @@ class PosTrainer(EvaluatingTrainer):
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             return nullcontext()
-        # After a step, the rows that it has touched are set to 0. Clipping (``clip_grad_norm``)
-        # multiplies the whole gradient by one number. If that is NaN, rows that were not touched
-        # are NaN as well. So under clipping all rows are set to 0 (``clears_all``).
+        # After a step, the rows that it has touched are set to 0. Clipping (``clip_grad_norm``) may
+        # have multiplied all rows by NaN, so then all are set to 0 (``clears_all``).
         return kept_gradient(table, clears_all=bool(self.clip_grad_norm))
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
@@ -547,14 +547,18 @@ class PosTrainer(EvaluatingTrainer):
             torch.distributed.barrier()  # all processes read the file before one writes it
 
 
-def _require_shareable(config: Options, model: Any) -> None:
-    """Raise a UsageError if several processes, each with a part of a batch, cannot train a model.
+def _prepare_sharing(config: Options, model: Any, shard: distributed.Shard) -> None:
+    """Prepare a model for training by several processes, or raise a UsageError.
+
+    Each process gets a part of every batch. A loss that compares the targets of a batch with each
+    other is replaced by one that gathers the targets of all processes.
 
     Args:
         config: configuration, which names the model.
         model: the model. Its attribute ``targets_meet`` says that the loss compares each target
             with the others of its batch, ``later_targets`` is not None if a position has several
             targets, and ``needs_events`` says that the model compares the sequences of a batch.
+        shard: the part of this process.
     """
     reads_later = getattr(model, "targets_meet", False) and model.later_targets is not None
     problem = ""
@@ -566,6 +570,8 @@ def _require_shareable(config: Options, model: Any) -> None:
         problem = "with target_window and this loss_type compares the targets of a batch"
     if problem:
         raise UsageError(f"nproc: {config['model']} {problem}; use one process")
+    if getattr(model, "targets_meet", False):
+        model.loss = functools.partial(distributed.compute_global_loss, model.loss, shard)
 
 
 def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int) -> float:

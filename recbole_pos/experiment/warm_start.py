@@ -104,26 +104,36 @@ def _load_init_weights(
     # The run must have had the same options and data: else its weights would mean something else,
     # or have seen targets that are held out here.
     earlier = source.read_config()
-    _require_same_function(earlier, config, "init_from")
+    _require_same_options(earlier, config, "init_from")
     state, best_weights = _read_best(source)
     try:
         checkpoint.require_same_data(state, identity, source.checkpoint)
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
 
-    # The run must have all weights but those of added schemes, whose names begin with the name of
-    # a module of such a scheme. SCHEMES has the class of each scheme by name.
-    present = scheme_names(earlier["position"])
-    added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
-    modules = model.named_modules()
-    added_modules = tuple(f"{name}." for name, module in modules if type(module) in added)
-    expected = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if not name.startswith(added_modules)
-    }
+    # The run must have all weights of the model but those of the added schemes.
+    earlier_schemes = scheme_names(earlier["position"])
+    added_schemes = set(scheme_names(config["position"])).difference(earlier_schemes)
+    expected = _get_weights_without(model, added_schemes)
     _require_fit(best_weights, expected, f"init_from: {source.path}")
-    model.load_state_dict(best_weights, strict=False)
+    model.load_state_dict(best_weights, strict=False)  # the added schemes stay as they are
+
+
+def _get_weights_without(model: nn.Module, schemes: set[str]) -> dict[str, Tensor]:
+    """Return the weights of a model by name, except those of some position schemes.
+
+    A scheme may be in several modules of the model, such as ``layers.0.kernel``. The names of its
+    weights begin with that of the module: ``layers.0.kernel.factor``.
+
+    Args:
+        model: the model.
+        schemes: names of the schemes to leave out.
+    """
+    classes = {SCHEMES[scheme] for scheme in schemes}
+    modules = [name for name, module in model.named_modules() if type(module) in classes]
+    prefixes = tuple(f"{name}." for name in modules)
+    weights = model.state_dict()
+    return {name: weights[name] for name in weights if not name.startswith(prefixes)}
 
 
 def _require_fit(weights: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
@@ -147,7 +157,7 @@ def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return state, (state["best_weights"] or state["weights"])["state_dict"]
 
 
-def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
+def _require_same_options(earlier: dict[str, Any], config: Options, option: str) -> None:
     """Refuse an earlier run whose weights would mean something else in this run.
 
     Both runs must have the same dataset and the same options that shape the model. This run must
@@ -182,11 +192,14 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
 
 
 def _list_shaping_options(model: str, schemes: list[str]) -> list[str]:
-    """Return the names of the options that decide what the weights of a model mean.
+    """Return the names of the options that shape a model.
+
+    Two models of the same class can have the same weights only if these options are equal. Options
+    of the training, such as the learning rate, are not among them.
 
     Args:
-        model: name of the model. Its options of training, such as a loss, are not among them.
-        schemes: names of its position schemes, whose options are.
+        model: name of the model.
+        schemes: names of its position schemes, which have options of their own.
     """
     # SIDE_FEATURES name the attributes of items, users and interactions that a model embeds.
     common = ["dataset", "MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES]
@@ -218,7 +231,7 @@ def require_updatable(path: str | Path) -> RunFolder:
 
 
 def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
-    """Give a model the weights of an earlier run on the same data, which have grown since.
+    """Give a model the weights of an earlier run, whose data had fewer interactions and items.
 
     With the option ``new_items``, items that are new since then begin as means over similar items.
 
@@ -230,25 +243,26 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     Raises:
         UsageError: if the run does not fit, or interactions that it had are missing now.
     """
-    # The run, its weights, and the names of users and items that these belong to.
+    # Refuse a run with other options, or data in which interactions of the run are missing. The
+    # vocabulary has the names and numbers of interactions of its users and items.
     source = require_updatable(config["update_from"])
-    _require_same_function(source.read_config(), config, "update_from")
-    _, weights = _read_best(source)
+    _require_same_options(source.read_config(), config, "update_from")
     vocabulary = source.read_vocabulary(config)
     assert vocabulary is not None  # checked by require_updatable
-    _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
+    _require_no_loss(vocabulary, config["USER_ID_FIELD"], dataset, source)
+
+    # Users and items of the run have the same ids here, so their weights come first.
+    _, weights = _read_best(source)
     _copy_known_weights(weights, model, source)
 
-    # Say how many items are new, when the training begins. Padding is one of the known ones.
-    num_known = len(vocabulary.tokens[config["ITEM_ID_FIELD"]])
+    # New items have the ids after those of the run. The training logs ``notices`` when it begins.
+    num_known = len(vocabulary.tokens[config["ITEM_ID_FIELD"]])  # with the padding id 0
     num_new = dataset.item_num - num_known
     if num_new > 0:
         notice = f"update_from: new items since {source.path.name} was trained: {num_new:,}"
         model.notices.append(notice)
     if config["new_items"] is not None:
-        # ``has_ids`` is false for a table in which an item has no trained vector of its own, only
-        # one computed from its content.
-        if not model.item_embedding.has_ids:
+        if not model.item_embedding.has_ids:  # vectors of items are computed from their content
             raise UsageError("new_items: items have no own vectors with item_vectors_use: replace")
         tokens = read_item_attribute(dataset, config["new_items"])  # [items, s] ids, 0 for none
         with torch.no_grad():
@@ -277,7 +291,9 @@ def _copy_known_weights(weights: dict[str, Tensor], model: nn.Module, source: Ru
         part.copy_(weights[name])
 
 
-def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: RunFolder) -> None:
+def _require_no_loss(
+    known: Vocabulary, user_field: str, dataset: Dataset, source: RunFolder
+) -> None:
     """Refuse data in which a user has fewer interactions than when an earlier run was trained.
 
     The last interactions of a user are held out for the test. Where some are missing, the test
