@@ -124,18 +124,21 @@ def make_effects_table(
     Args:
         effects: what :func:`leave_one_out` returns for the items: a row for each pair of an item
             and a past interaction.
-        item_ids: [p] ids of the items that are explained, which ``pair`` counts.
+        item_ids: [p] ids of the explained items; the column ``pair`` has an index of this array.
         item_names: [items] names of the items with the ids 1, 2, ...
 
     Returns:
         The columns that :meth:`Recommender.explain` documents. Of each item, the interactions come
         first without which its score falls most.
     """
-    # ``pair`` is the index in item_ids; an id, from 1 on, has its name one place earlier.
+    # Replace ids of items by names. Ids begin at 1, so the name of an item has the index id - 1.
     table = effects.sort_values(["pair", "score_change"], kind="stable")
-    table["item"] = item_names[item_ids[table["pair"]] - 1]
-    table["past"] = item_names[table["past"] - 1]
-    table = table.astype({"rank": np.int64, "rank_change": "Int64"})  # Int64 may be missing
+    explained_id, past_id = item_ids[table["pair"]], table["past"]
+    table["item"], table["past"] = item_names[explained_id - 1], item_names[past_id - 1]
+
+    # A change is missing for the only interaction of a history. Int64, with a capital, is pandas'
+    # type of integers of which some are missing.
+    table = table.astype({"rank": np.int64, "rank_change": "Int64"})
     columns = ["item", "rank", "score", "past", "steps_back", "score_change", "rank_change"]
     return table[columns].reset_index(drop=True)
 

@@ -39,6 +39,7 @@ from recbole_pos.version import __version__
 
 SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}  # format of a program -> suffix of its file
 TOLERANCE = 1e-4  # difference of a program from the model, relative to the largest entry
+_EXAMPLE_TIME = 1.5e9  # seconds since 1970, in July 2017
 
 # A written program as a function: from inputs by name to a list of outputs.
 Program = Callable[[dict[str, Tensor]], list[Tensor]]
@@ -179,11 +180,9 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
             of the example.
         config: options of the run.
     """
-    # The three items of the example happen an hour apart in July 2017.
     unit = config["timestamp_unit"]
-    times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
+    times = [(_EXAMPLE_TIME + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
 
-    # Fill these values into the template.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -363,43 +362,37 @@ class Encoder(nn.Module):
             lengths: [B] number of interactions of each history.
             generator: torch's generator of random numbers.
         """
-        # ``axes`` has a letter for each dimension of an input: B histories, L interactions of the
-        # longest one, s values of a feature in a list, here always 2.
-        model = self.model
-        sizes = {"B": len(lengths), "L": int(lengths.max()), "s": 2}
-        shapes = {name: [sizes[axis] for axis in axes] for name, axes in self.axes.items()}
-        is_padding = torch.arange(sizes["L"]) >= lengths[:, None]
-        items = torch.randint(1, model.n_items, shapes["items"], generator=generator)
-
-        # Times from July 2017 on, with gaps of 1 second to 2 weeks (e^14 s), uniform in logarithm.
-        gaps = (14 * torch.rand(shapes["items"], generator=generator, dtype=torch.float64)).exp()
-        times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
+        # Items, padded on the right with 0, and times, in the unit of the time field, with gaps of
+        # 1 second to 10^6 seconds (12 days).
+        model, shape = self.model, (len(lengths), int(lengths.max()))
+        is_padding = torch.arange(shape[1]) >= lengths[:, None]
+        items = torch.randint(1, model.n_items, shape, generator=generator)
+        gaps = 10 ** (6 * torch.rand(shape, generator=generator, dtype=torch.float64))
+        times = (_EXAMPLE_TIME + gaps.cumsum(1)) / model.time_unit
         values = {
             "items": items.masked_fill(is_padding, 0),
             "lengths": lengths,
             "times": times.masked_fill(is_padding, 0),
-            "at": times[:, -1] + 3600 / model.time_unit,
+            "at": times[:, -1],  # the requests
         }
-        # Features: numbers, or ids below their number. ``fields`` has the layer of each feature.
-        for name, embed in self.fields.items():
-            if embed.numeric:
-                values[name] = torch.randn(shapes[name], generator=generator)
-            else:
-                values[name] = torch.randint(len(embed.table), shapes[name], generator=generator)
+        # Features, also of padding, where no model reads them. ``axes`` has a letter for each
+        # dimension of one: B histories, L interactions of the longest one, s values in a list.
+        sizes = {"B": shape[0], "L": shape[1], "s": 2}
+        for name, layer in self.fields.items():  # the layer that embeds the feature
+            feature_shape = [sizes[axis] for axis in self.axes[name]]
+            if layer.numeric:
+                values[name] = torch.randn(feature_shape, generator=generator)
+            else:  # ids, each of which has a row in the layer's table
+                values[name] = torch.randint(len(layer.table), feature_shape, generator=generator)
         return {name: values[name] for name in self.inputs}  # only those that the model reads
 
 
 class Recommend(nn.Module):
     """Recommends the k best of the allowed items after a history, best first."""
 
-    padding: Tensor
-
     def __init__(self, encoder: Encoder, k: int) -> None:
-        """Remember which item is padding: the buffer ``padding`` [items] is true for item 0."""
         super().__init__()
         self.encoder, self.k = encoder, k
-        padding = torch.arange(encoder.model.n_items) == 0
-        self.register_buffer("padding", padding, persistent=False)
         self.inputs = (*encoder.inputs[:2], "allowed", *encoder.inputs[2:])
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -415,14 +408,20 @@ class Recommend(nn.Module):
         items, lengths, allowed, *further_inputs = inputs
         vectors = self.encoder(items, lengths, *further_inputs)
         scores = vectors @ self.encoder.model.item_vectors().t()
-
-        # Row of ``allowed`` for history i: the smaller of i and the last row, which is row i or, if
-        # there is only one, row 0. torch.export cannot put an ``if`` on a size into a program.
-        history, last_row = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
-        row = torch.minimum(history, last_row)
-        excluded = ~allowed.index_select(0, row) | self.padding
+        is_padding = torch.arange(scores.size(1)) == 0
+        excluded = ~_repeat_single_row(allowed, scores.size(0)) | is_padding
         best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)
         return best.masked_fill(best_scores == -torch.inf, 0), best_scores
+
+
+def _repeat_single_row(table: Tensor, num_rows: int) -> Tensor:
+    """Return a table with ``num_rows`` rows as it is, and repeat that of a table with one row.
+
+    A program of torch.export cannot have an ``if`` on a size. So row i of the result is row i of
+    the table or, where that has ended, its last one: rows 0, 1, 2 of three, but 0, 0, 0 of one.
+    """
+    last_row = torch.arange(table.size(0))[-1:]
+    return table.index_select(0, torch.minimum(torch.arange(num_rows), last_row))
 
 
 def make_encoder(model: Any) -> Encoder:
@@ -432,8 +431,9 @@ def make_encoder(model: Any) -> Encoder:
         UsageError: if the model does not score by products of the vectors of a history and of
             items, or reads more than the history.
     """
-    # A model that ``prepares`` batches makes a graph of each history, or looks up other histories,
-    # which an encoder does not. It replaces these two methods, and so would lose a model's own.
+    # An encoder replaces the methods ``compute_states`` and ``full_sort_predict`` of the plugin's
+    # models, so a model may not have its own. Nor may it be one that ``prepares`` batches: that
+    # makes a graph of each history, or looks up other histories, before it computes anything.
     can_be_exported = (
         isinstance(model, PosRecommender)
         and not model.prepares

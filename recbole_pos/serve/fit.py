@@ -68,14 +68,15 @@ def fit(
     # into ``args``, a copy of the settings.
     args, options = split_keywords(settings or RunArguments(), keywords)
 
-    # The returned object keeps its ``resources`` alive: the dataset and the folder of the run, both
-    # of which may be temporary. Given a Dataset, `run` would warn that a temporary one does not
-    # last as long as the run. In a temporary folder it does, so `run` gets the dataset's path.
+    # ``resources`` are the dataset and the folder of the run, of which both may be temporary. The
+    # returned object refers to them, so that they exist as long as it does.
     resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
         temporary = TemporaryFolder()
         resources.append(temporary)
         run_dir = temporary.path / "run"
+        # Given a temporary Dataset, `run` warns that it may be removed before the run is. Here both
+        # are removed together, so pass only the path of the dataset.
         data = os.fspath(data)
     files = list(map(str, config_files))
 

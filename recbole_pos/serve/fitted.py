@@ -194,14 +194,17 @@ class FittedModel:
         return target.path
 
     def _has_own_data(self, folder: RunFolder) -> bool:
-        """Return whether the dataset is temporary, or in the folder of the run.
+        """Return whether the files of the dataset are in a temporary folder, or in that of the run.
 
         Args:
             folder: folder of the run. An earlier `save` may have put the dataset into its ``data``.
         """
-        # A dataset that was made of a frame may have a temporary folder, its ``home``.
-        is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
-        return is_temporary or Path(self.config["data_path"]).is_relative_to(folder.data.resolve())
+        # ``resources`` are objects to keep as long as the model, such as a Dataset that was made of
+        # a frame. The ``home`` of a Dataset is the temporary folder of its files, or None.
+        datasets = [resource for resource in self.resources if isinstance(resource, Dataset)]
+        if any(dataset.home is not None for dataset in datasets):
+            return True
+        return Path(self.config["data_path"]).is_relative_to(folder.data.resolve())
 
     def _require_folder(self, action: str) -> RunFolder:
         """Return the folder of the run; raise a UsageError if there is none.
@@ -385,21 +388,21 @@ class FittedModel:
         """
         names, k = read_names(items, "items"), require_k(k)
         ids = torch.tensor([self.require_id(name) for name in names], dtype=torch.int64)
-        choice = self.choose_items(allowed, excluded)  # of the items that may be neighbours
-        vectors = self._unit_vectors
-        # Rank the items of the choice for BATCH of the given ones at a time, by the products of
-        # unit vectors, which are cosines.
+        candidates = self.choose_items(allowed, excluded)  # items that may be neighbours
+
+        # Find the k nearest candidates of b (BATCH) given items at a time.
         rankings = []
         for rows in torch.arange(len(ids)).split(BATCH):
             batch_ids = ids[rows]
-            scores = partial(products, vectors[batch_ids], vectors)
-            # An item is no neighbour of itself: pairs of a place in this batch and an id. The best
-            # items of each place, [batch, k], are then put one after the other (to_columns).
-            barred = torch.arange(len(rows)), batch_ids
-            cosine, neighbour = find_best_items(scores, choice, k, barred)
+            # A function from the ids of c candidates to their cosines [b, c] with the given items.
+            cosines = partial(products, self._unit_vectors[batch_ids], self._unit_vectors)
+            # No item is its own neighbour: row i of the cosines may not have the item batch_ids[i].
+            barred = torch.arange(len(batch_ids)), batch_ids
+            cosine, neighbour = find_best_items(cosines, candidates, k, barred)  # both [b, k]
             rankings.append(to_columns(names, rows.numpy(), cosine, neighbour))
-        # Columns with an entry for each neighbour: ``row`` is the index of the given item in names,
-        # ``neighbour`` the id of the neighbour, from 1 on.
+
+        # Each ranking has four columns, with an entry for each neighbour: the index in ``names`` of
+        # the given item, the rank, the id of the neighbour, and the cosine. Ids begin at 1.
         row, rank, neighbour, cosine = map(np.concatenate, zip(*rankings, strict=True))
         table = {"item": np.array(names, dtype=object)[row], "rank": rank}
         table |= {"similar": self.items[neighbour - 1], "cosine": cosine}

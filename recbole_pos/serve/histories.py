@@ -541,12 +541,13 @@ def _read_columns(
     if times is None and ("times" in columns or needs_time):  # they are wrong, or missing
         return None
 
-    # Look up each distinct name once. Arrow's dictionary has the distinct names, and for each of
-    # the m names its index there. The id of an unknown name is 0, which ``pack`` leaves out.
+    # Look up the id of each distinct name once. For the names b, a, b, Arrow's ``dictionary`` is
+    # [b, a], and ``indices`` are [0, 1, 0]. Unknown names get the id 0, which ``pack`` leaves out.
     encoded = items.flatten().cast(pa.large_string()).dictionary_encode()
-    distinct = [item_ids.get(name, 0) for name in encoded.dictionary.to_pylist()]
-    item_column = np.array(distinct, np.int64)[encoded.indices.to_numpy()]
-    return Histories.pack(ids.to_pylist(), item_column, lengths, times, None, Features())
+    distinct_ids = [item_ids.get(name, 0) for name in encoded.dictionary.to_pylist()]
+    item_column = np.array(distinct_ids, np.int64)[encoded.indices.to_numpy()]
+    names, no_features = ids.to_pylist(), Features()
+    return Histories.pack(names, item_column, lengths, times, at=None, features=no_features)
 
 
 def _flatten_times(times: pa.Array, lengths: np.ndarray) -> np.ndarray | None:

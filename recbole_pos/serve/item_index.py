@@ -188,6 +188,7 @@ class ItemIndex:
     Attributes:
         centroids: [lists, d] float32 mean vector of each list.
         lists: [items] number of the list of each item, from id 1 on.
+        num_items: number of items.
         probes: numbers of lists that were tried, ascending; the last is that of all lists.
         recalls: recall with each of ``probes``; the last is 1.
         num_probes: number of lists to read for a history.
@@ -205,6 +206,7 @@ class ItemIndex:
         faiss = import_faiss()
         self.centroids = np.ascontiguousarray(centroids, np.float32)
         self.lists = lists.astype(np.int64)
+        self.num_items = len(lists)
 
         # Until recall is measured: all lists are read (num_probes), which has a recall of 1.
         # ``probes`` and ``recalls`` are the numbers of lists that were tried, with their recall.
@@ -254,8 +256,7 @@ class ItemIndex:
             states: [n, d] vectors of histories.
             vectors: [items + 1, d] item vectors by id; id 0 is padding.
         """
-        # ``lists`` has an entry for each item, and ``centroids`` one for each list.
-        num_items, num_lists = len(self.lists), len(self.centroids)
+        num_items, num_lists = self.num_items, len(self.centroids)  # a centroid for each list
 
         # The k best items of each history [n, k], by an exact search over all items.
         k = min(RECALL_AT, num_items)
@@ -312,11 +313,10 @@ class ItemIndex:
         Args:
             histories: the histories.
             k: number of items for each.
-            choice: the items that may be recommended.
+            choice: the items that may be recommended, and their boosts (``bonus``).
         """
-        # ``bonus`` are the boosts; ``lists`` has an entry for each item.
         is_like_measured = k <= RECALL_AT and choice.bonus is None and histories.allowed is None
-        return is_like_measured and len(choice.items) >= len(self.lists) / 2
+        return is_like_measured and len(choice.items) >= self.num_items / 2
 
     def find_best(
         self,
@@ -339,30 +339,27 @@ class ItemIndex:
         Returns:
             Scores and item ids, both [b, k]; the score is -inf where no further item is left.
         """
-        # Some of the best items may be barred, so find as many more as are barred of any history.
-        rows, items = (pairs.numpy() for pairs in barred)
-        most_barred = int(np.bincount(rows, minlength=1).max())
-        number = min(k + most_barred, len(choice.items))  # of items to find for each history
-
         # If only some of the items are allowed, each list has fewer of these, so more lists are
         # searched: of 900 items 600 allowed, and 10 lists for all items, 10 * 900 / 600 = 15 lists.
         is_allowed, num_probes = None, self.num_probes
-        num_items, num_allowed = len(self.lists), len(choice.items)  # ``lists``: one for each item
-        if num_allowed < num_items:
-            is_allowed = np.zeros(num_items + 1, dtype=bool)  # by id; 0 is padding
+        num_allowed = len(choice.items)
+        if num_allowed < self.num_items:
+            is_allowed = np.zeros(self.num_items + 1, dtype=bool)  # by id; 0 is padding
             is_allowed[choice.items.numpy()] = True
-            num_probes = math.ceil(num_probes * num_items / num_allowed)
-        scores, found = self._search(states.cpu().numpy(), number, num_probes, is_allowed)
+            num_probes = math.ceil(num_probes * self.num_items / num_allowed)
 
-        # Bar items: a pair of history 3 and item 17 is compared as the one number 3,000,017, if
-        # ids are below 1,000,000.
-        base = num_items + 1
-        found_pairs = np.arange(len(states))[:, None] * base + found
-        scores[np.isin(found_pairs, rows * base + items)] = -np.inf
+        # Find more than k items, as many more as any of the histories has barred items. `_search`
+        # always finds so many, because it reads all lists if the nearest have too few.
+        barred_rows, barred_items = (column.numpy() for column in barred)
+        most_barred = int(np.bincount(barred_rows, minlength=1).max())
+        num_found = min(k + most_barred, num_allowed)
+        scores, items = self._search(states.cpu().numpy(), num_found, num_probes, is_allowed)
 
-        # Sort by score; of equal scores, the item with the lower id is first, as in exact search.
-        order = np.lexsort((found, -scores))[:, :k]
-        return np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
+        # Bar items by the score -inf, then sort: by score, and equal scores by item id.
+        is_barred = _contains_pairs(items, barred_rows, barred_items, num_ids=self.num_items + 1)
+        scores[is_barred] = -np.inf
+        order = np.lexsort((items, -scores))[:, :k]
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(items, order, 1)
 
     def _search(
         self,
@@ -401,3 +398,21 @@ class ItemIndex:
             scores[found_too_few], items[found_too_few] = search(queries[found_too_few], all_lists)
         scores[items < 0] = np.nan
         return scores, items
+
+
+def _contains_pairs(
+    table: np.ndarray, rows: np.ndarray, items: np.ndarray, num_ids: int
+) -> np.ndarray:
+    """Return which entries of a table of item ids are among p given pairs of a row and an item.
+
+    For the table [[5, 7], [5, 8]] and the pairs (0, 7) and (1, 5) it is [[no, yes], [yes, no]].
+
+    Args:
+        table: [b, k] item ids.
+        rows: [p] row of each pair.
+        items: [p] item id of each pair.
+        num_ids: number of all item ids, the padding included.
+    """
+    # To compare pairs, make one number of each: row * num_ids + id, which differs for all pairs.
+    numbers = np.arange(len(table))[:, None] * num_ids + table
+    return np.isin(numbers, rows * num_ids + items)

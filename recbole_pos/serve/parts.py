@@ -89,25 +89,25 @@ def recommend_to_files(
         The file, or the folder of parts.
 
     Raises:
-        UsageError: if the folder or the size of the parts is missing, or users are chosen.
+        UsageError: if parts are asked for without the folder or their size, or for some users only.
     """
     users = None if users == ["all"] else users
-    # The index is faster if it may miss some of the best items: ``index_recall`` is the least share
-    # of them that it must find.
+    # The index finds nearly all of the best items, faster than an exact search. ``index_recall`` is
+    # the least share of them that it must find.
     if settings.index is not None:
         options = replace(options, item_index=IndexArguments(settings.index, settings.index_recall))
-    # ``list_changed`` returns the names of those settings that are not the default. All are about
-    # parts, except those of the index (an approximate search for the best items).
-    given = set(list_changed(settings))
-    asks_for_parts = bool(given - {"index", "index_recall"})
-    if not asks_for_parts:
+    # Without settings of parts, write one file. ``list_changed`` returns the names of the settings
+    # that the user has changed; those of the index are for one file, too.
+    part_settings = set(list_changed(settings)) - {"index", "index_recall"}
+    if not part_settings:
         return write_recommendations(options, out, users)
 
+    # Write parts. Other processes, which may write some of them, may have another working
+    # directory, so all paths in the options are made absolute.
     if settings.part_rows is None:
         raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
     if out is None or users is not None:
         raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
-    # Other processes may have another working directory, so paths (_PATHS names them) are absolute.
     paths = {name: getattr(options, name) for name in _PATHS}
     absolute = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
     job = PartJob(replace(options, **absolute), os.path.abspath(out), settings.part_rows)
@@ -405,12 +405,12 @@ class HistorySource:
         with name_read_errors(path):
             self.data = ds.dataset(path, format="parquet")
             require_columns(self.data.schema.names, path)
-            # pyarrow divides a file into parts of one row group each. ``row_groups`` of such a part
-            # lists the facts of its only one, with the number of rows.
+            # pyarrow calls a file, or a part of one, a fragment. Its ``row_groups`` are facts about
+            # the row groups in it, of which each fragment here has one, such as its number of rows.
             self.row_groups = [
-                (part, part.row_groups[0].num_rows)
+                (fragment, fragment.row_groups[0].num_rows)
                 for file in self.data.get_fragments()
-                for part in file.split_by_row_group()
+                for fragment in file.split_by_row_group()
             ]
         # KEYS are the columns that a history may have; others are not read.
         columns = [name for name in KEYS if name in self.data.schema.names]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -437,38 +438,56 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
         file: parquet if its suffix is ``.parquet``, otherwise csv.
     """
     is_parquet = file.suffix == ".parquet"
-    with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:
+    with atomic_write(file, text=not is_parquet) as unfinished:
+        if is_parquet:
+            with closing(_ParquetAppender(unfinished)) as appender:
+                yield appender.append
+            return
+
         has_header = False
-        writer: pq.ParquetWriter | None = None
 
         def write_csv(table: pd.DataFrame) -> None:
             nonlocal has_header  # only the first table has a line of the names of columns
             _escape_formulas(table).to_csv(unfinished, header=not has_header, index=False)
             has_header = True
 
-        def write_parquet(table: pd.DataFrame) -> None:
-            """Append a table of recommendations to the file.
+        yield write_csv
 
-            The first table decides its columns, so it makes the ``writer``, pyarrow's, which is
-            None before. The ``stack`` closes it at the end of the ``with`` block.
-            """
-            nonlocal writer
-            schema = _make_schema(list(table.columns))
-            if writer is None:
-                writer = stack.enter_context(pq.ParquetWriter(unfinished, schema))
-            table = table.astype({table.columns[0]: str})  # ids of histories may be numbers
-            writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
 
-        yield write_parquet if is_parquet else write_csv
+class _ParquetAppender:
+    """Appends tables of recommendations to a parquet file, whose columns the first table decides.
+
+    Args:
+        file: the file to write.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.writer: pq.ParquetWriter | None = None  # from the first table on
+
+    def append(self, table: pd.DataFrame) -> None:
+        """Append a table, with names of users and items as text."""
+        schema = _make_schema(list(table.columns))
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.file, schema)
+        table = table.astype({table.columns[0]: str})  # ids of histories may be numbers
+        self.writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
+
+    def close(self) -> None:
+        """Write the end of the file, if a table was written."""
+        if self.writer is not None:
+            self.writer.close()
 
 
 def _make_schema(names: list[str]) -> pa.Schema:
     """Return the names and types of the columns of recommendations in parquet.
 
     Args:
-        names: names of the columns: first the five of a recommendation (its types are _TYPES), then
-            four for each reason that is named for it (_REASON_TYPES).
+        names: names of the columns. The first five are user, rank, item, score and by, where user
+            and item are named as in the dataset. For each reason of the recommendation there are
+            four more, such as because_1, steps_back_1, score_change_1 and rank_change_1.
     """
+    # _TYPES has the types of the five columns, _REASON_TYPES those of the four of each reason.
     num_reasons = (len(names) - len(_TYPES)) // len(_REASON_TYPES)
     types = _TYPES + _REASON_TYPES * num_reasons
     return pa.schema(zip(names, types, strict=True))

@@ -89,16 +89,14 @@ class Recommender(FittedModel):
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
 
-        # Whether the model scores only users of its training, by their ids, and no histories.
+        # Some models, such as BPR, have a vector for each user of the training, by the user's id.
+        # They read no histories, so that they can recommend to these users only.
         self.by_user = reads_users(self.config["model"], type(experiment.model))
 
-        # What is new in the dataset since the training: fields of users and items with other
-        # values; numbers of interactions, users and items; and names of users of whom the model
-        # knows nothing (a dict keeps their order). `load` sets the last two for data that have
-        # grown.
-        self.changed = experiment.changed
-        self.growth = Growth()
-        self.unknown_users: dict[str, None] = {}
+        # How the dataset differs from that of the training.
+        self.changed = experiment.changed  # names of fields of users and items with other values
+        self.growth = Growth()  # numbers of new interactions, users and items: 0
+        self.unknown_users: dict[str, None] = {}  # users of whom the model knows nothing: none
 
     @classmethod
     def load(
@@ -566,14 +564,15 @@ class Recommender(FittedModel):
 
 
 def _append_later(dataset: Any) -> Any:
-    """Return a dataset with its later interactions (``held_out``), if there are any.
+    """Return a dataset with the interactions that have come since the training appended to it.
 
-    Those of new users are left out for a model that scores users by the ids of its training.
+    They are in ``held_out``, which is None if there are none. Those of users who are new since then
+    are appended only if the model reads histories: other models know only the training's users.
     """
     if dataset.held_out is None:
         return dataset
-    by_user = reads_users(dataset.config["model"], dataset.config.model_class)
-    return extend_log(dataset, dataset.held_out, has_new_users=not by_user)
+    reads_histories = not reads_users(dataset.config["model"], dataset.config.model_class)
+    return extend_log(dataset, dataset.held_out, has_new_users=reads_histories)
 
 
 def _divide(rows: np.ndarray) -> list[np.ndarray]:
