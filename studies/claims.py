@@ -28,9 +28,10 @@ from recbole_pos.study.result_tables import format_metric
 CLAIMS = RESULTS / "claims.yaml"
 METRIC = "ndcg@10"  # of a claim that names none
 DEMONSTRATIONS = "demonstrations"  # the key of differences on generated data
-REPLICATED, CONTRADICTED = "replicated", "contradicted"
+REPLICATED, SMALLER = "replicated", "replicated, smaller"
+CONTRADICTED = "contradicted"
 NOT_REPLICATED, INCONCLUSIVE = "not replicated", "inconclusive"
-# Verdict -> its color in the picture.
+# Verdict -> its color in the picture, also of verdicts that begin with it.
 COLORS = {
     REPLICATED: "#0072B2",
     NOT_REPLICATED: "#E69F00",
@@ -107,7 +108,8 @@ def format_percent(value: float) -> str:
 def judge(measured: Measured, paper: Sequence[float], expects: str = "better") -> str:
     """Return the verdict on a claim; results/README.md has the rule.
 
-    A significant difference decides by its direction. Without one, the claim is not replicated if
+    A significant difference decides by its direction; it is smaller if the paper's differences all
+    lie above the confidence interval. Without one, the claim is not replicated if
     all of the paper's differences lie outside the confidence interval, and else the test is
     inconclusive.
 
@@ -117,7 +119,10 @@ def judge(measured: Measured, paper: Sequence[float], expects: str = "better") -
         expects: better, or same, for a claim of a small or no effect.
     """
     if measured.is_significant and expects != "same":
-        return REPLICATED if measured.difference > 0 else CONTRADICTED
+        if measured.difference < 0:
+            return CONTRADICTED
+        is_smaller = bool(paper) and measured.high < min(paper)
+        return SMALLER if is_smaller else REPLICATED
 
     # Without any noise of seeds an interval is too narrow to exclude the paper's difference; one
     # that is all positive supports the claim, however large the paper's difference is.

@@ -97,7 +97,8 @@ def test_pages_and_tables_are_written(
 @pytest.mark.parametrize(
     ("measured", "effects", "expects", "verdict"),
     [
-        ((2, 1, 3, True), [50], "better", "replicated"),
+        ((2, 1, 3, True), [3], "better", "replicated"),
+        ((2, 1, 3, True), [50], "better", "replicated, smaller"),
         ((-2, -3, -1, True), [], "better", "contradicted"),
         ((1, -1, 3, False), [2, 9], "better", "inconclusive"),
         ((1, -1, 3, False), [4, 9], "better", "not replicated"),
