@@ -196,11 +196,13 @@ class LossWatch:
         # read LATE steps later; on the CPU no loss stays unread.
         num_unread = 0
         copied = None  # the CUDA event after the copy, if the loss is copied
-        if isinstance(loss, Tensor) and loss.is_cuda:
+        if isinstance(loss, Tensor) and loss.device.type != "cpu":
             num_unread = LATE
+            is_cuda = loss.is_cuda
             loss = loss.to("cpu", non_blocking=True)  # into pinned memory
-            copied = torch.cuda.Event()
-            copied.record()
+            if is_cuda:
+                copied = torch.cuda.Event()
+                copied.record()
         self._unread.append((loss, copied, step, num_targets))
         self._read_all_but(num_unread)
 
