@@ -45,9 +45,7 @@ from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.item_table import index_rows
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
-# Values of ``loss_type``: losses of the target against each negative, and all sampled losses.
-BINARY = ("BCE", "gBCE")
-SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
+BINARY = ("BCE", "gBCE")  # values of ``loss_type``: the target against each negative
 TINY = 1e-9  # least 1 - q_t: a target that is all of q would divide by zero
 
 
@@ -58,7 +56,7 @@ class SampledLoss:
     Items are sampled with torch's default generator, with replacement.
 
     Attributes:
-        loss_type: one of ``SAMPLED``.
+        loss_type: one of ``BINARY``, sampled_softmax or in_batch.
         counts: [items] training interactions of each item; with ``in_batch`` how often each is a
             target in an epoch.
         negatives: n, negatives of a position; not read by ``in_batch``.

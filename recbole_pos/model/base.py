@@ -27,10 +27,11 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.forward import compute_loss, encode_queries, score_items
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
-from recbole_pos.layers.sampled import SAMPLED, SampledLoss
+from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.content import add_content
+from recbole_pos.model.models import LOSSES
 from recbole_pos.model.side_features import build_event_features, build_item_features, has_log
 from recbole_pos.values import SECONDS, Options, check_choice
 
@@ -53,7 +54,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         UsageError: for an unknown ``loss_type``.
     """
     kind = config["loss_type"]
-    check_choice("loss_type", kind, ("CE", "SCE", *SAMPLED))
+    check_choice("loss_type", kind, LOSSES)
     if kind == "CE":
         return full_cross_entropy
     if kind == "SCE":
