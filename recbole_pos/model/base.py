@@ -31,9 +31,9 @@ from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.content import add_content
-from recbole_pos.model.models import LOSSES
 from recbole_pos.model.side_features import build_event_features, build_item_features, has_log
 from recbole_pos.values import SECONDS, Options, check_choice
+from recbole_pos.yaml_files import list_property_files
 
 _NUM_PARTS = 8  # into which rows are split by length to be encoded
 Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -54,7 +54,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         UsageError: for an unknown ``loss_type``.
     """
     kind = config["loss_type"]
-    check_choice("loss_type", kind, LOSSES)
+    check_choice("loss_type", kind, ("CE", *list_property_files("loss")))
     if kind == "CE":
         return full_cross_entropy
     if kind == "SCE":

@@ -17,11 +17,16 @@ from recbole_pos.registry import (
     import_path,
 )
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_yaml
+from recbole_pos.yaml_files import (
+    ROOT,
+    find_recbole_properties,
+    list_property_files,
+    read_yaml,
+)
 
 # Values of ``loss_type`` that compare a target with some items only, which the loss chooses itself.
-# Their options are in ``properties/loss/``.
-PARTIAL_LOSSES = ("SCE", "BCE", "gBCE", "sampled_softmax", "in_batch")
+# Each has a file of its options in ``properties/loss/``.
+PARTIAL_LOSSES = tuple(list_property_files("loss"))
 # All values of ``loss_type`` of the plugin's models.
 LOSSES = ("CE", *PARTIAL_LOSSES)
 
