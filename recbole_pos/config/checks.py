@@ -106,18 +106,16 @@ def _make_adapter(option: Option) -> TypeAdapter[Any]:
 def _make_type(text: str, option: Option) -> Any:
     """Turn a type in words, such as ``list of int``, into an annotation that pydantic can check.
 
-    With a range from 1 to 8, and Int for ``Annotated[int, Strict(), Field(ge=1, le=8)]``:
+    With Int for the annotation of a whole number between the bounds of the option:
 
         int                Int
         int or none        Union[Int, None]
         list of int        Annotated[list[Int], Field(min_length=..., max_length=...)]
         mapping of int     Annotated[dict[str, Int], Field(min_length=..., max_length=...)]
 
-    ``Strict`` has pydantic refuse True as a whole number, and text as a number.
-
     Args:
         text: the type, as the table of options writes it.
-        option: the row of the option in that table. Its range holds for every number in the type,
+        option: the row of the option in that table. Its bounds hold for every number in the type,
             and its length for every list.
     """
     if " or " in text:
@@ -128,15 +126,28 @@ def _make_type(text: str, option: Option) -> Any:
     # one with ``nonempty``.
     container, _, element = text.partition(" of ")
     if container in ("list", "mapping"):
-        name: Any = _TYPES["str"]
-        inner: Any = _make_type(element, option)
-        several: Any = list[inner] if container == "list" else dict[name, inner]
-        shortest = 1 if option.nonempty else 0
-        length = Field(min_length=option.length or shortest, max_length=option.length)
-        return Annotated[several, length]
+        key: Any = _TYPES["str"]
+        value: Any = _make_type(element, option)
+        several: Any = list[value] if container == "list" else dict[key, value]
+        shortest = option.length or (1 if option.nonempty else 0)
+        return Annotated[several, Field(min_length=shortest, max_length=option.length)]
 
-    if text not in ("int", "float"):
-        return _TYPES[text]  # the annotation of a type without bounds, such as "bool"
+    if text in ("int", "float"):
+        return _make_number(text, option)
+    return _TYPES[text]  # the annotation of a type without bounds, such as "bool"
+
+
+def _make_number(text: str, option: Option) -> Any:
+    """Return the annotation of a number between the bounds of an option, for pydantic to check.
+
+    A whole number from 1 to 8 is ``Annotated[int, Strict(), Field(ge=1, le=8)]``. ``Strict`` has
+    pydantic refuse True as a whole number, and text as a number.
+
+    Args:
+        text: int or float.
+        option: the row of the option. Its ``range`` has the smallest and the largest number, or is
+            ``()`` for a number without bounds. A number may be infinite only if a bound is.
+    """
     bounds = _make_bounds(*option.range) if option.range else {}
     if text == "int":
         return Annotated[int, Strict(), Field(**bounds)]

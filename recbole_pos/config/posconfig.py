@@ -113,13 +113,12 @@ class PosConfig(Config):
         self.compatibility_settings()
         self._init_parameters_category()
         self.yaml_loader = PackagedLoader  # of RecBole's own files
-        self.files: list[tuple[str | Path, dict[str, Any]]] = []
-        self.own_files = []
-        for file in files:
-            path = sources.find_config_file(file)
-            self.files.append((file, read_yaml(path)))
-            if not path.is_relative_to(ROOT):  # where the presets of this package are
-                self.own_files.append(str(file))
+        paths = [(file, sources.find_config_file(file)) for file in files]
+        self.files: list[tuple[str | Path, dict[str, Any]]] = [
+            (file, read_yaml(path)) for file, path in paths
+        ]
+        # The presets of this package are below ROOT.
+        self.own_files = [str(file) for file, path in paths if not path.is_relative_to(ROOT)]
         vectors = self._call_options.get("item_vectors")
         if vectors is not None:  # content vectors of items in memory become a file
             self._call_options["item_vectors"] = to_file(vectors)
@@ -164,10 +163,8 @@ class PosConfig(Config):
         checks.check_custom_defaults(self.model, self.free)
         self._check_user_options()
         self.final_config_dict = self._merge_defaults()
-        final = self.final_config_dict.items()
-        checks.check_together(
-            {key: value for key, value in final if key not in self.free}, self.model
-        )
+        checked = {k: v for k, v in self.final_config_dict.items() if k not in self.free}
+        checks.check_together(checked, self.model)
         self.plain = self._make_plain()  # before RecBole derives values such as the device
         if self.strict:
             self._refuse_unread()
@@ -346,26 +343,31 @@ class PosConfig(Config):
         return final
 
     def _set_default_parameters(self) -> None:
-        """Let RecBole derive values, then correct two: the dataset's folder, and the GPU.
+        """Let RecBole derive values of options from others, then replace two of them.
 
-        RecBole's installed package brings the dataset ml-100k, and RecBole takes that whatever
-        ``data_path`` says. Here the user's own dataset of this name comes first. RecBole also
-        chooses the device by ``gpu_id`` only, which is emptied here if ``use_gpu`` is False.
+        - ``data_path`` becomes the folder of the dataset, see :meth:`_find_dataset_folder`. RecBole
+          would take the dataset ml-100k of its installed package, whatever the user has.
+        - ``gpu_id`` becomes empty if ``use_gpu`` is False. RecBole looks at ``gpu_id`` only.
         """
         options = self.final_config_dict
-        own_folder = Path(str(options["data_path"])) / self.dataset  # before RecBole changes it
+        folder = self._find_dataset_folder(str(options["data_path"]))
         super()._set_default_parameters()
-
-        # With ``benchmark_filename`` a dataset has a file of interactions for each part of the
-        # split, not one file for all. RecBole's has one, so the user's is meant.
-        recbole_folder = WHEEL_DATASETS / self.dataset  # in the installed RecBole
-        has_parts = bool(options["benchmark_filename"])
-        has_own = has_parts or find_atomic_file(own_folder, self.dataset, "inter").is_file()
-        has_recboles = find_atomic_file(recbole_folder, self.dataset, "inter").is_file()
-        options["data_path"] = str(own_folder if has_own or not has_recboles else recbole_folder)
-
+        options["data_path"] = str(folder)
         if not options["use_gpu"]:
             options["gpu_id"] = ""
+
+    def _find_dataset_folder(self, data_path: str) -> Path:
+        """Return the folder of the dataset: the user's in ``data_path``, or RecBole's.
+
+        RecBole's installed package has the dataset ml-100k. It is taken if the user has no file of
+        interactions of this name, and names no files of parts (``benchmark_filename``).
+        """
+        own, recboles = Path(data_path) / self.dataset, WHEEL_DATASETS / self.dataset
+        if self.final_config_dict["benchmark_filename"]:
+            return own
+        has_own = find_atomic_file(own, self.dataset, "inter").is_file()
+        has_recboles = find_atomic_file(recboles, self.dataset, "inter").is_file()
+        return recboles if has_recboles and not has_own else own
 
     def adapt_loss(self, num_items: int) -> None:
         """Replace the default loss, CE, by SCE if there are more items than ``sce_above``.
@@ -415,16 +417,17 @@ class PosConfig(Config):
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
             self._require_known(key, location, known)
 
-            # An option of RecBole's that has no effect here may only have its default: the table
-            # says why it is refused.
-            row = option_table.find_option(key)
+            # The row in the table of options, or None. An option that only a class of the user's
+            # reads (``free``) may have any value of the type of its default, even if the table has
+            # an option of the same name.
+            row = option_table.OPTIONS.get(key)
+            if row is None or key in self.free:
+                row = option_table.make_custom_option(key, defaults.get(key))
+
+            # An option of RecBole's that has no effect here (``refused`` says why) may only have
+            # its default.
             if row.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {row.refused}")
-
-            # An option that only a class of the user's reads (``free``) may have any value of the
-            # type of its default, even if the table has another option of its name.
-            if key in self.free or key not in option_table.OPTIONS:
-                row = option_table.make_custom_option(key, defaults.get(key))
             options[key] = checks.check_value(location, row, value)
 
     def _drop_options_of_former_runs(self) -> None:
@@ -504,40 +507,26 @@ class PosConfig(Config):
     def _refuse_unread(self) -> None:
         """Raise an UnknownKey for an option that the user gave although it has no effect here.
 
-        An example is ``fusion`` with a position scheme that fuses nothing. An option has no effect
-        if the model does not read it, or if a condition is not met, such as "with fusion: early".
-
-        Options of the dataset's yaml, of a preset, or of a part of a file for certain models (under
-        ``for``) are not refused: they are written for several models, of which some read them.
+        An example is ``fusion`` with a position scheme that fuses nothing. Options with their
+        default are not refused, nor those of the dataset's yaml, of a preset, or of a part of a
+        file under ``for``: these are written for several models, of which some read them.
         """
-        # The values and defaults of all options. ``flatten_options`` adds the keys of mappings,
-        # such as ``eval_args.target``. What ``mask_history: None`` means depends on the model.
+        # The values of this run (``plain``) and the defaults, RecBole's ``internal_config_dict``.
+        # ``flatten_options`` adds the keys of mappings, such as ``eval_args.target``. What
+        # ``mask_history: None`` means depends on the model.
         values = option_table.flatten_options(self.plain)
         values["mask_history"] = masks_history(self.final_config_dict)
         defaults = option_table.flatten_options(self.internal_config_dict)
-
-        # Conditions may also name kinds of models, such as "by custom models".
-        schemes = sources.list_positions(self.plain.get("position"), self.model)
-        kinds = models.list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
-        unread = models.find_unread_options(self.model)  # option -> why the model does not read it
-
         for name, value in values.items():
             key, *_ = name.split(".")  # eval_args for eval_args.target
             is_default = value in (None, defaults.get(name))
             if is_default or not self._is_set_by_user(key):
                 continue
-
-            # The reason why it has no effect; ``find_unmet`` returns None if it has one.
-            condition = option_table.find_unmet(name, values, kinds)
-            if name in unread:
-                reason = f": {unread[name]}"
-            elif condition is not None:
-                reason = f", only {condition}"
-            else:
+            reason = sources.explain_unread(name, values, self.model, defaults["MODEL_TYPE"])
+            if reason is None:  # it has an effect
                 continue
-
             location, advice = self.sources.get(key, _NO_FILE), "leave it out"
-            if location != _NO_FILE:  # a file gave it
+            if location != _NO_FILE:  # a file gave it, and not the call
                 advice += ", or put it under `for` with the models that read it"
             raise UnknownKey(
                 f"{location}: {name} is not read by {self.model}{reason}; {advice}", key

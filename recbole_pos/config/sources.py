@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recbole_pos.config.options import MODEL, find_option
+from recbole_pos.config.options import MODEL, find_option, find_unmet
 from recbole_pos.errors import UsageError
 from recbole_pos.model import models
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -148,6 +148,27 @@ def describe_readers(option: str) -> str:
     return ""
 
 
+def explain_unread(name: str, values: dict[str, Any], model: str, model_type: Any) -> str | None:
+    """Return why an option has no effect in a run, as the end of a message; None if it has one.
+
+    There are two reasons: the model does not read the option, or a condition is not met under which
+    it is read, such as "with fusion: early", or "by custom models".
+
+    Args:
+        name: name of the option.
+        values: option -> value, of all options of the run.
+        model: name of its model.
+        model_type: RecBole's ``ModelType`` of the model.
+    """
+    unread = models.find_unread_options(model)  # option -> why the model does not read it
+    if name in unread:
+        return f": {unread[name]}"
+    # ``kinds`` are the kinds of models that the model is of, such as "custom models".
+    kinds = models.list_kinds(model, model_type, list_positions(values.get("position"), model))
+    unmet = find_unmet(name, values, kinds)
+    return None if unmet is None else f", only {unmet}"
+
+
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Return the options of two sources together; where both have an option, ``high`` wins.
 
@@ -175,10 +196,15 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options of a run that are exempt from this package's checks of their values.
+    """Return the options of a run whose values this package does not check.
 
-    Only a model or a position scheme of the user's reads them, so this package does not know which
-    values they may have.
+    These are options of models or position schemes that the user has written: this package does not
+    know which values they may have. It checks such an option nevertheless if
+
+    - a position scheme of this package in the same run reads it, too;
+    - its name is that of an option on data or training, such as ``epochs``, which means the same
+      for every model; or
+    - its name is that of an option of RecBole's that this package refuses.
 
     Args:
         model: name of the model.
@@ -187,22 +213,16 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # The options of the user's classes, which the tables ``added`` have by name. ``own_options``
-    # are the options of a class without those of the class that it extends.
-    custom_model = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
-    own: set[str] = set() if custom_model is None else set(custom_model.own_options)
-    for name in schemes:
-        if name in SCHEMES.added:
-            own |= SCHEMES.added[name].own_options
+    # The user's classes are in ``added`` by name; the others are None here. ``own_options`` are the
+    # options of a class without those of classes of this package or of RecBole that it extends.
+    custom = [models.MODELS.added.get(model), *(SCHEMES.added.get(name) for name in schemes)]
+    own = {option for cls in custom if cls is not None for option in cls.own_options}
 
-    # An option that a scheme of this package in the same run reads, too, is checked.
+    # Leave out those that are checked nevertheless. MODEL is the role of options that are not on
+    # data or training, and ``find_option`` gives it to options that this package does not know.
     for name in schemes:
-        if name in SCHEMES.shipped:
+        if name in SCHEMES.shipped:  # a scheme of this package
             own -= SCHEMES.defaults(name).keys()
-
-    # So is an option on data or training, such as ``epochs``, which means the same for every model:
-    # its role is not MODEL. (MODEL is the role of options of models, and of those that this package
-    # does not know.) And so is an option of RecBole's that this package refuses.
     rows = [find_option(name) for name in own]
     return {row.name for row in rows if row.role == MODEL and not row.refused}
 
