@@ -30,7 +30,7 @@ FILTERS = (
     *("train_fraction", "rm_dup_inter", "rm_copies", "filter_inter_by_user_or_item"),
     "benchmark_filename",
 )
-_COUNTS_TIME = "counts_time"
+_DATES_KEY = "counts_time"  # of a vocabulary's file: whether the times of interactions are dates
 
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -69,7 +69,8 @@ class Vocabulary:
         tokens: field of type token -> [ids] names of the field, padding first.
         user_counts: [users] int64 interactions of each user before the split left any out, by id.
         popularity: [items] int64 training interactions of each item, by id.
-        counts_time: see :func:`~recbole_pos.data.interactions.counts_time`.
+        counts_time: whether the times of interactions are dates, and not, say, running numbers;
+            None if not known.
     """
 
     tokens: dict[str, np.ndarray]
@@ -92,16 +93,18 @@ class Vocabulary:
         Returns:
             A row for each name but padding, by field and then in the order of ids, with the columns
             ``field``, ``token`` (the name) and ``events`` (its number of interactions; -1 for names
-            of other fields). Its ``attrs``, which parquet keeps, say whether times are dates.
+            of other fields). Its ``attrs``, which parquet keeps, say whether the times of
+            interactions are dates: True, False (such as running numbers), or None if not known.
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
         for field, names in self.tokens.items():
             counts = counts_by_field.get(field, np.full(len(names), -1))
+            # From 1 on: 0 is the id of padding.
             columns = {"field": field, "token": names[1:].astype(str), "events": counts[1:]}
             tables.append(pd.DataFrame(columns))
         table = pd.concat(tables, ignore_index=True).astype({"field": "category"})
-        table.attrs = {_COUNTS_TIME: self.counts_time}
+        table.attrs = {_DATES_KEY: self.counts_time}
         return table
 
     @classmethod
@@ -128,7 +131,7 @@ class Vocabulary:
             rows = table[table["field"] == field]
             tokens[field] = np.array(["[PAD]", *rows["token"]])
             counts[field] = np.append(0, rows["events"].to_numpy(dtype=np.int64))
-        has_dates = table.attrs.get(_COUNTS_TIME)  # whether times are dates; None if not known
+        has_dates = table.attrs.get(_DATES_KEY)  # whether times are dates; None if not known
         return cls(tokens, counts[user_field], counts[item_field], has_dates)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:

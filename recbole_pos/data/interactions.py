@@ -10,6 +10,7 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -162,14 +163,12 @@ def sort_interactions(
     tie_seed: int | None = None,
     given_part: np.ndarray | None = None,
 ) -> tuple[EventLog, np.ndarray]:
-    """Sort the columns of an interaction table by user and time, and return them as a log.
-
-    ``sort_by_user`` finds the order; here each column is put in it.
+    """Sort the columns of a table of interactions by user and time, and return them as a log.
 
     Args:
-        fields: columns in file order, taken out one by one so that memory holds each once; the time
-            column must be float64 or int64, since float32 has steps of 64 s and more for seconds
-            since 1970.
+        fields: the columns in file order. They are taken out one by one, so that ``fields`` is
+            empty at the end, and memory holds each column once. The time must be float64 or int64,
+            since float32 has steps of 64 s and more for seconds since 1970.
         num_users: number of user ids, padding included.
         user_field, item_field, time_field: names of these columns.
         storage: space for the sorted columns; memory if None.
@@ -184,7 +183,7 @@ def sort_interactions(
     """
     storage = storage or Storage()
 
-    # Find the order: user u gets the rows offsets[u] up to offsets[u + 1].
+    # Find the order. User u gets the rows offsets[u] up to offsets[u + 1].
     users, times = fields[user_field].numpy(), fields[time_field].numpy()
     if tie_seed is None:
         order, offsets = sort_by_user(users, times, given_part, num_users, storage)
@@ -199,14 +198,14 @@ def sort_interactions(
     # Return freed memory to the system: the sort leaves 200 MB of gaps at 20 million interactions.
     trim_heap()
 
-    # Sort one column after the other, each taken out of ``fields`` so that its memory is freed. The
-    # column of users is made anew: each user once for each of the rows of that user.
-    names = list(fields)
+    # Put the columns in this order, one after the other. The column of users is not sorted, but
+    # made again: each user as many times as the user has rows.
+    columns: dict[str, Any] = dict.fromkeys(fields)  # the names, in the order of ``fields``
     del fields[user_field]
-    columns = {name: _sort_column(fields.pop(name), order, storage) for name in list(fields)}
+    for name in list(fields):
+        columns[name] = _sort_column(fields.pop(name), order, storage)
     sorted_users = storage.store(np.repeat(np.arange(num_users), np.diff(offsets)))
     columns[user_field] = torch.from_numpy(sorted_users)
-    columns = {name: columns[name] for name in names}  # in the order of the fields
     return EventLog(columns, offsets, user_field, item_field, time_field), order
 
 
@@ -223,7 +222,7 @@ def sort_by_user(
     times: np.ndarray,
     given_part: np.ndarray | None,
     num_users: int,
-    storage: Storage | None = None,
+    storage: Storage,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the order of interactions by user, then given part, then time.
 
@@ -237,15 +236,13 @@ def sort_by_user(
         times: [interactions] time of each row.
         given_part: [interactions] int8 TRAIN, VALID or TEST of each row; None if no part is given.
         num_users: number of user ids, padding included.
-        storage: space for the order, which also limits how many rows are sorted at a time; memory
-            if None.
+        storage: space for the order, which also limits how many rows are sorted at a time.
 
     Returns:
         order: [interactions] int64 rows in that order.
         offsets: [users + 1] int64; user u has the places offsets[u] : offsets[u + 1] in it.
     """
     # ``storage.sorted_rows`` is how many rows memory allows to sort at a time.
-    storage = storage or Storage()
     offsets = np.concatenate(([0], np.cumsum(np.bincount(users, minlength=num_users))))
     if len(users) <= storage.sorted_rows:
         return _sort_rows(users, times, given_part), offsets

@@ -59,7 +59,10 @@ class WindowLoader:
     def __init__(
         self, config: Options, dataset: RecBoleView, requirements: BatchRequirements
     ) -> None:
-        """Make the training windows and read the options; batches are formed once an epoch.
+        """Cut the histories of users into windows, and read how batches of these are formed.
+
+        The inputs of a window are interactions of one user that follow each other. The target of an
+        input is the interaction after it.
 
         Args:
             config: the configuration.
@@ -67,8 +70,8 @@ class WindowLoader:
             requirements: what the model declares about its batches, such as that they carry times
                 or (``linked``) all windows of a user.
         """
-        # The data. A window is a range of rows of ``log``, with the inputs of one user. RecBole's
-        # code reads the dataset of a loader under the name ``_dataset``, too.
+        # The data. ``log`` has all interactions, and a window is a range of its rows. RecBole's
+        # code looks for the dataset of a loader under the name ``_dataset``.
         self.dataset = self._dataset = dataset
         self.log = dataset.data.log
         self.windows = dataset.data.make_training_windows()
@@ -76,19 +79,19 @@ class WindowLoader:
         self.features = read_history_features(dataset.data)
         self.requirements = requirements
 
-        # Options of the batches. Windows are sorted by length within pools, each of as many windows
-        # as ``pool_size`` batches have. ``max_inputs`` of a batch is None for no limit.
+        # Options of the batches: how many windows a batch has, of how many batches the windows are
+        # sorted by length together, and how many inputs a batch may have (None for no limit).
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.max_inputs = config["train_batch_events"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
 
-        # ``shard`` is this process's part of every batch: all of it, until ``divide`` sets another.
-        self.epoch = 0
-        self.shard = Shard()
-        # ``_gatherer`` has a copy of the data on a device, the CPU at first. It takes the indices
-        # of some windows, and returns the batch with their inputs and targets on that device.
+        # The epoch, by which windows are shuffled, and the part of every batch that this process
+        # yields, at first all of it: the trainer sets both.
+        self.epoch, self.shard = 0, Shard()
+        # What makes a batch of the indices of its windows. It has a copy of the data on the device
+        # on which batches are made, at first the CPU.
         self._gatherer = self._make_gatherer(torch.device("cpu"))
-        # The number of an epoch, and for each of its batches the indices of its windows.
+        # The batches of one epoch are kept: its number, and the windows of each batch.
         self._cached: tuple[int, list[np.ndarray]] | None = None
 
     def divide(self, shard: Shard) -> None:

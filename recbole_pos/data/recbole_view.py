@@ -57,12 +57,11 @@ class RecBoleView(SequentialDataset):
     inter_feat: Any
 
     def __init__(self, data: Dataset, phase: str | None = None) -> None:
-        """Set the attributes that RecBole's own constructor takes from files.
+        """Set the attributes that RecBole's own constructor would read from files.
 
         Args:
             data: the finished dataset.
-            phase: train, valid or test, whose targets are the rows; None for all interactions that
-                have a history.
+            phase: train, valid or test, whose rows the view has; None for all interactions.
         """
         config = data.config
         self.data, self.phase, self.config = data, phase, config
@@ -72,7 +71,7 @@ class RecBoleView(SequentialDataset):
         self.uid_field, self.iid_field = data.uid_field, data.iid_field
         self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
 
-        # Histories: at most so many items, and the field with the number of items in each.
+        # Histories: the most items of one, and the field with the number of items.
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
 
@@ -83,13 +82,12 @@ class RecBoleView(SequentialDataset):
         self.user_feat, self.item_feat = tables.get("user"), tables.get("item")
         self._describe_fields()
 
-        # The rows of this view: all interactions, those of a phase, or for sequential models the
-        # targets of a phase with their histories.
+        # The rows of this view: all interactions at first, then those of the phase.
         self.inter_feat = tables["inter"]
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            # RecBole's method gives each field of ``inter_feat`` an attribute with the name of its
-            # histories: ``item_id_list_field`` is "item_id_list". The rows with history, which
-            # replace ``inter_feat`` next, have further fields, which must not get one.
+            # A sequential model gets a history in each row. RecBole's ``_aug_presets`` names the
+            # histories of each field in ``inter_feat``: ``item_id_list_field`` = "item_id_list".
+            # It must come first, since the new rows have fields that need no such name.
             self._aug_presets()
             self.inter_feat = self._make_rows_with_history()
         elif phase is not None:
@@ -143,8 +141,10 @@ class RecBoleView(SequentialDataset):
         training, the option ``augmentation: none`` leaves each user only the newest of them. A view
         of the whole dataset (``phase`` is None) has all interactions but the first of each user.
         """
+        # The interactions, in the form that RecBole's models read: the columns of ``inter_feat``,
+        # where a number x of a field that RecBole embeds is the pair (x, 1).
         data, config = self.data, self.config
-        log = replace(data.log, fields=self.inter_feat.interaction)  # with pairs of numbers
+        log = replace(data.log, fields=self.inter_feat.interaction)
         return PrefixRows(
             replace(data.split, log=log),
             phase=None if self.phase is None else PHASES.index(self.phase),

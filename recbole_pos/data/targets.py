@@ -210,14 +210,7 @@ def _find_values(
 
     values = []
     for wanted in selection if isinstance(selection, (list, tuple)) else [selection]:
-        if tokens is None and is_number(wanted):
-            texts = [str(np.float32(wanted))]  # the text of the same number in the data
-        elif isinstance(wanted, bool):
-            # True is written as True by pandas, and as true by `recbole-pos convert`.
-            texts = [str(wanted), str(wanted).lower()]
-        else:
-            texts = [str(wanted)]
-
+        texts = _spell_value(wanted, is_in_numbers=tokens is None)
         found = [value_by_text[text] for text in texts if text in value_by_text]
         values += found
         if requires_all and not found:
@@ -226,6 +219,20 @@ def _find_values(
                 f"{suggest(texts[0], value_by_text)}; they have {listed(value_by_text)}"
             )
     return values
+
+
+def _spell_value(wanted: Any, is_in_numbers: bool) -> list[str]:
+    """Return the texts by which a value that a user has written is looked up in a field.
+
+    In a field of numbers (``is_in_numbers``) the number 5 is looked up as 5.0, as a float32 number
+    is written, and in a field of tokens as 5. A boolean may be a token: True is looked up as True,
+    as pandas writes it, and as true, as `recbole-pos convert` does.
+    """
+    if is_in_numbers and is_number(wanted):
+        return [str(np.float32(wanted))]
+    if isinstance(wanted, bool):
+        return [str(wanted), str(wanted).lower()]
+    return [str(wanted)]
 
 
 def check_given_parts(files: Sequence[str], split: Any) -> None:

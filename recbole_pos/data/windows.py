@@ -345,13 +345,11 @@ class WindowGatherer:
         For example, a batch has two windows with 3 inputs each. In the first window the last 2
         inputs pass both tests, in the second the last 1. The positions are [1, 2, 5].
 
-        How many there are is computed on the host, since Python would wait for an answer of the
-        device. So the host has a copy of the windows (``self.windows``), and the device another
-        (``self.start``, ``self.end``, ``self.first`` and ``self.is_target``).
-
         Args:
-            batch: [b] int64, numbers of the windows, on the host.
-            numbers: the same on the device.
+            batch: [b] int64, numbers of the windows, on the host, whose copy of the windows
+                (``self.windows``) says how many positions there are: Python would wait for the
+                device to count them.
+            numbers: the same on the device, which has a copy of the windows, too.
             rows: [inputs] row in the log of each position of the batch.
 
         Returns:
@@ -370,8 +368,9 @@ class WindowGatherer:
 
         # Second test, by the mask. A stable sort of 0 (passes) and 1 (fails) brings those that pass
         # to the front, in their order; ``num_targets`` says how many these are.
+        target_rows = rows[possible] + 1
+        fails = (~self.is_target[target_rows]).byte()
         num_targets = int(self.windows.num_targets[batch].sum())
-        fails = (~self.is_target[rows[possible] + 1]).byte()
         return possible[fails.argsort(stable=True)[:num_targets]]
 
 

@@ -63,13 +63,13 @@ class Column:
     def write(self, first_row: int, block: Any) -> None:
         """Write the cells of the next block of rows into this column.
 
+        Blocks follow each other. But if the reader of a file fails, another one begins again at the
+        first row of the file: then what was written from there on is replaced.
+
         Args:
-            first_row: row of the table in which the block begins. A reader that fails in the middle
-                of a file begins again at the first row of the file, which replaces what was written
-                from there.
-            block: the cells of the column. For lists it is a list of arrays; for numbers an array;
-                for names a DictionaryArray of Arrow, which has the code of each cell in
-                ``indices``, and the names by code in ``dictionary``.
+            first_row: row of the table in which the block begins.
+            block: the cells of the column: for names (``token``) a DictionaryArray of Arrow, for
+                numbers (``float``) an array, for lists a list of arrays.
         """
         rows = slice(first_row, first_row + len(block))
         if self.kind == "token":
@@ -77,6 +77,8 @@ class Column:
         elif self.kind == "float":
             self.values[rows] = block
         else:
+            # A Python list has no space for all rows yet: it grows with each block. All that a
+            # failed reader has added from this row on is replaced.
             self.lists[first_row:] = block
 
     def _write_names(self, rows: slice, block: pa.DictionaryArray) -> None:

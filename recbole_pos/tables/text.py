@@ -41,8 +41,8 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
 
     Args:
         path: the file.
-        num_skipped: number of lines up to the one that names the columns, itself included. Those
-            before it are empty.
+        num_skipped: number of lines of the header, which is not counted: empty lines, then the one
+            that names the columns.
         separator: character between cells.
 
     Returns:
@@ -53,7 +53,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         return None
     has_quotes = False
     num_ends = num_returns = 0  # how many lines have an end, and for how many it is \r\n
-    totals = np.zeros(3, np.int64)  # what ``_count_lines`` counts
+    totals = np.zeros(3, np.int64)  # all lines, empty ones, and those that end with the separator
     for block in _iterate_blocks(path):  # each has whole lines
         text = block.replace(b"\r\n", b"\n")
         if b"\0" in text or b"\r" in text:
@@ -66,8 +66,8 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         return None
 
     num_lines, num_blank, num_open = totals.tolist()
-    num_lines -= num_skipped  # the header, and the empty lines before it, are no rows
-    num_blank -= num_skipped - 1  # these lines without the header
+    num_lines -= num_skipped
+    num_blank -= num_skipped - 1  # all lines of the header but its last one are empty
     return TextForm(num_skipped, num_lines, num_blank, num_open, has_quotes)
 
 
