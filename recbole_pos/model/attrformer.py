@@ -101,16 +101,15 @@ class AttrFormer(PosSASRec):
         if self.linked:
             _require_chunks(config)
 
-        # ``lookup`` finds the related interactions of a batch. An option says to whose they are
-        # related in prediction, such as to those of users in the same batch, or of ``bank_users``.
+        # what finds the related interactions of a batch, perhaps by their times
         self.lookup = self._build_lookup(dataset, config)
-        self.inference = config["inference_relations"]
-        self.seed = config["seed"]
-        self.bank_users = self._sample_bank(config["bank_size"])
-
-        # whether one of the fields is the time of interactions
         self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self._check_times(dataset, config)
+
+        # Predictions: of which users the related interactions are, ``batch`` for all users in the
+        # batch, or ``training_bank`` for the same users, sampled by the seed, in every batch.
+        self.inference, self.seed = config["inference_relations"], config["seed"]
+        self.bank_users = self._sample_bank(config["bank_size"])
 
         # The targets of the loss are the next few items, of which each has a weight, its beta, and
         # a prior over all items. Plain cross-entropy has the next item only, and no betas.
@@ -194,22 +193,23 @@ class AttrFormer(PosSASRec):
         """Build one layer, with heads for the relations of items and interactions.
 
         A relation connects interactions by a field, such as the brand of their items, or the age of
-        their users.
+        their users. Those by fields of users have no heads: a layer that *aggregates* sums the
+        states of interactions of related users.
 
         Args:
-            config: options; ``user_layers`` (odd, even, all, none) says which layers also aggregate
-                by the relations of users.
+            config: options; ``user_layers`` (odd, even, all, none) says which layers aggregate, and
+                ``user_update`` whether the sum is added with a learned weight (gated).
             options: sizes and switches of the layer.
             position: position scheme of the layer.
             number: number of the layer, from 1.
         """
-        # A plain attention is built only for the random numbers that it draws: without it a seed
-        # would give other weights than in earlier versions.
+        # Not used: it draws random numbers, so that a seed gives the weights of earlier versions.
         MultiHeadAttention(options, position)
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
         num_relations = len(self.declared) - num_user_relations  # M
         num_heads, head_size = config["relation_heads"], config["relation_size"]
-        is_chosen = config["user_layers"] in ("all", "odd" if number % 2 else "even")
+        parity = "odd" if number % 2 else "even"
+        is_chosen = config["user_layers"] in ("all", parity)
         return RelationLayer(
             RelationAttention(options, position, num_relations, num_heads, head_size),
             FeedForward(options),
@@ -355,8 +355,8 @@ class AttrFormer(PosSASRec):
 
         Layers add to the state of an interaction the states of related ones, such as of the same
         brand. Here these are older ones of the same history, and the *bank*, training interactions
-        of some users. One history is not related to another, so they are encoded in parts, which
-        bounds the memory.
+        of some users. One history is not related to another. So the histories are encoded in parts,
+        each with the whole bank, which bounds the memory.
 
         Args:
             newest: [b] int64 row of the newest interaction of each history, in the log.
@@ -366,8 +366,8 @@ class AttrFormer(PosSASRec):
         Returns:
             [b, d], in the order of ``newest``.
         """
-        # A history is the rows ``start`` to ``end - 1``: all interactions of the user so far if
-        # training, too, had whole histories (``linked``), else the newest ``max_seq_length``.
+        # A history is the rows ``start`` to ``end - 1``: the newest ``max_seq_length`` interactions
+        # or, if an interaction also read those in earlier windows in training (``linked``), all.
         end = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
@@ -386,7 +386,7 @@ class AttrFormer(PosSASRec):
             queries = torch.from_numpy(np.cumsum(after - first) - 1)
             if bank is not None:
                 sequences = sequences + bank  # first the histories, then the bank, without queries
-            batch = self.gather(sequences, queries, lookup)  # adds the relations
+            batch = self.gather(sequences, queries, lookup)  # with items, times and relations
             states.append(super().encode(batch))  # applies the layers
         return torch.cat(states)
 

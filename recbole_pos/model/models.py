@@ -232,15 +232,17 @@ def _register(model: type, defaults: Defaults | None, name: str, module: str | N
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # one of the package's own models, as it is: it is in the table of every process
+    # A model of this package under its own name and with its defaults is in the table already.
     if defaults is None and name == MODELS.find_shipped_name(model):
         return
-    # A class under its own name and with no defaults given needs no call of ``register_model``: the
-    # module that defines it is enough (None for a class of a notebook).
+
+    # Without a module that calls ``register_model``, other processes import the one that defines
+    # the class (None for a notebook). They find the class there by its name, and no defaults.
     if module is None and defaults is None and name == model.__name__:
         module = find_home_module(model)
 
-    # the default of every option, inherited ones too, and the names of options that are new
+    # The default of every option, inherited ones too, and the names of options that are new.
+    # ``_read_base_defaults`` reads those of classes that it extends and that are not in MODELS.
     all_defaults, new_options = MODELS.gather_defaults(model, defaults, _read_base_defaults)
     MODELS.add(name, Registration(model, defaults, all_defaults, new_options, module))
 

@@ -177,7 +177,8 @@ class _Anchored(_Trimmed):
         anchors = Anchors.build(graph) if self.has_anchors else None
         is_edge = graph.transitions.clamp(max=1)  # transitions count how often an item follows
         weights = weigh_neighbours(graph, is_edge, anchors)  # [B, 2, n, n]
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
+        total = weights.sum(-1, keepdim=True)  # 0 for a node without such edges
+        weights = weights / total.clamp(min=torch.finfo().tiny)
         by_edges_to, by_edges_from = weights.to(self.item_embedding.weight).unbind(1)
         return torch.cat((by_edges_to, by_edges_from), 2)
 

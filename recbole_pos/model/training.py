@@ -198,21 +198,21 @@ def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
     """Return the states after every interaction of a batch, by a causal model of RecBole.
 
     RecBole's models return the state after the newest interaction only, which they select by their
-    method ``gather_indexes``. For this call another function replaces that method and returns the
-    states at all queries, which ask for the item after an interaction.
+    method ``gather_indexes``. For this call another function replaces that method. It returns the
+    states after all interactions that have a target, the queries of the batch.
 
     Args:
         model: one of ``CAUSAL_BUILTINS``.
-        batch: windows with queries.
+        batch: windows with k queries.
 
     Returns:
         [k, d] states of the queries.
     """
-    items = batch.pad(batch.items, "start")  # padded on the right, as RecBole's histories
+    items = batch.pad(batch.items, "start")  # [b, t], padded on the right, as RecBole's histories
 
-    # An attribute of the object hides the method of its class. RecBole's takes the output of the
-    # last layer [b, t, d] and the index of the newest interaction; this one returns the states at
-    # all queries.
+    # The method takes the output of the last layer, [b, t, d], and the index of each newest
+    # interaction, which is not read here. ``unpad`` takes the states of padding out of the output,
+    # and ``take_queries`` selects those of queries. An attribute of an object hides a method.
     model.gather_indexes = lambda output, newest: batch.take_queries(batch.unpad(output, "start"))
     try:
         return model(items, batch.lengths)
