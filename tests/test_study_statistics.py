@@ -115,8 +115,8 @@ def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
     rounded = still * np.array([[1.0], [1.0 + 1e-15], [1.0]])  # as sums are
     assert SeedNoise.pool([still]) is SeedNoise.pool([rounded]) is None
     # a row far above the pool has more noise, one below it is not given less
-    assert both.compute_factor(2 * both.level) == pytest.approx(4)
-    assert both.compute_factor(both.level / 2) == 1
+    assert both.add_up([2 * both.level]).between == pytest.approx(4 * both.between)
+    assert both.add_up([both.level / 2]) == both
 
 
 def test_rows_that_share_seeds_are_compared_seed_by_seed(rng):

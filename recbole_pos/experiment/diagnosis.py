@@ -111,56 +111,70 @@ def locate_in_custom_code(error: BaseException) -> str | None:
 
 
 def looks_ahead(model: Any) -> float:
-    """Measure how much states of a PosRecommender change with later interactions.
+    """Measure how much a model's states of older interactions change if only newer ones change.
 
-    Two short random histories are encoded twice, the second time with other items at other times in
-    their newer halves. Neither weights nor random states are changed.
+    A PosRecommender encodes a history as one state for each interaction. A causal model computes
+    the state from that interaction and older ones only. Here two random histories are encoded, and
+    encoded again with other items at other times in their newer halves. The states of the older
+    halves are compared.
 
     Args:
-        model: the model, in training or evaluation mode, in which it is left.
+        model: the model. Its weights, its mode (training or evaluation) and the state of random
+            numbers are the same afterwards.
 
     Returns:
-        The largest change of a state in the older halves, divided by the largest state. It is 0, up
-        to rounding, for a causal model.
+        The largest change of these states, divided by the largest state. It is 0, up to rounding,
+        for a causal model.
     """
-    # Two histories of 12 and 9 interactions, of random items with ids from 1 (0 is padding), and
-    # random hours between them. ``batch.row`` is the history of each of the 21 interactions, and
-    # ``batch.index`` its place in there.
-    max_length = min(12, model.max_seq_length)
-    lengths = torch.tensor([max_length, max(max_length - 3, 1)])
-    num_interactions = int(lengths.sum())
-    generator = torch.Generator().manual_seed(0)
-    shape = 2, num_interactions
-    items, other_items = torch.randint(1, model.n_items, shape, generator=generator)
-    gaps = torch.rand(num_interactions, generator=generator, dtype=torch.float64)
-    hours = gaps.cumsum(0)
-    batch = SequenceBatch.from_lengths(items, lengths, model.max_seq_length)
-
-    # The same histories with other items, 30 hours later, in their newer halves.
-    is_newer = batch.index >= (lengths // 2).clamp(min=1)[batch.row]
-    changed_items = torch.where(is_newer, other_items, items)
-    changed_hours = torch.where(is_newer, hours + 30, hours)
-
+    batch, changed_batch, is_newer = _make_histories(model.n_items, model.max_seq_length)
     device = model.item_embedding.weight.device
-
-    def encode(items: Tensor, hours: Tensor) -> Tensor:
-        """Return states [m, d] of m interactions, hours counted from some day in 2017."""
-        torch.manual_seed(0)  # a model that samples does so alike in both calls
-        changed = replace(batch, items=items, times=1.5e9 + 3600 * hours).to(device)
-        return model.encode(changed).cpu()
-
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            states = encode(items, hours)
-            changed_states = encode(changed_items, changed_hours)
+            torch.manual_seed(0)
+            states = model.encode(batch.to(device)).cpu()  # [m, d]
+            torch.manual_seed(0)  # again, so that a model that samples does so alike
+            changed_states = model.encode(changed_batch.to(device)).cpu()
     finally:
         model.train(was_training)
 
     # All states may be 0, where weights start at 0; then the divisor is the smallest number.
-    largest = states.abs().max().clamp(min=torch.finfo(states.dtype).tiny)
-    return float((states - changed_states)[~is_newer].abs().max() / largest)
+    largest_state = states.abs().max().clamp(min=torch.finfo(states.dtype).tiny)
+    largest_change = (states - changed_states)[~is_newer].abs().max()
+    return float(largest_change / largest_state)
+
+
+def _make_histories(num_items: int, max_length: int) -> tuple[SequenceBatch, SequenceBatch, Tensor]:
+    """Make two random histories, and the same ones with other interactions in their newer halves.
+
+    Args:
+        num_items: number of items, the padding item 0 included.
+        max_length: the longest history that a model takes. The histories have 12 and 9 interactions
+            if it allows as many.
+
+    Returns:
+        The histories as a batch, one after the other; the changed ones; and for each of the m
+        interactions, [m], whether it is in the newer half of its history.
+    """
+    longest = min(12, max_length)
+    lengths = torch.tensor([longest, max(longest - 3, 1)])
+    num_interactions = int(lengths.sum())
+
+    # Random items, without the padding, and others for the changed histories. Times are in seconds
+    # from a day in 2017, with gaps of up to an hour.
+    generator = torch.Generator().manual_seed(0)
+    shape = 2, num_interactions
+    items, other_items = torch.randint(1, num_items, shape, generator=generator)
+    gaps = torch.rand(num_interactions, generator=generator, dtype=torch.float64)  # in hours
+    times = 1.5e9 + 3600 * gaps.cumsum(0)
+    batch = SequenceBatch.from_lengths(items, lengths, max_length, times=times)
+
+    # ``row`` is the history of each interaction, and ``index`` its place in there, from 0.
+    is_newer = batch.index >= (lengths // 2).clamp(min=1)[batch.row]
+    changed_items = torch.where(is_newer, other_items, items)
+    changed_times = torch.where(is_newer, times + 30 * 3600, times)  # 30 hours later
+    return batch, replace(batch, items=changed_items, times=changed_times), is_newer
 
 
 class LossWatch:

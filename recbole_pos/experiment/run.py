@@ -461,24 +461,35 @@ def _run_from(
     settings: AttachArguments | None,
     keywords: dict[str, Any],
 ) -> Result | None:
-    """Start a new run with the configuration of another one, for ``attach`` and ``update``.
+    """Train a new run with the options of another one, except those that are given here.
+
+    It is the common end of ``attach`` and ``update``, which train a model further.
 
     Args:
         source: folder of the other run.
-        options: options of the user, which win over those of the other run.
-        decided: options that ``attach`` or ``update`` sets; a UsageError if the user gives one.
+        options: options that the user of ``attach`` or ``update`` gives.
+        decided: options that ``attach`` or ``update`` itself sets, such as the weights to start
+            from.
         run_dir: folder of the new run; None for one that is named by the time.
-        settings: what is printed.
+        settings: what is printed, and the folder of the new run if ``run_dir`` is None.
         keywords: fields of ``settings`` by name, which win over it.
 
     Returns:
         The result of the new run.
+
+    Raises:
+        UsageError: if the user gives an option that is decided.
     """
     for name in decided:
         if options.get(name) is not None:
             raise UsageError(f"{name}: attach and update decide it; leave it out")
-    # ``attach`` and ``update`` take fewer arguments than ``run`` (only what is printed, and the
-    # folder); the others keep their defaults.
-    args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
-    options = {**options, **decided}
-    return run(None, None, [str(source.config)], options, run_dir, settings=args)
+
+    # ``run`` has all fields of AttachArguments and more, such as ``resume``, which keep their
+    # defaults.
+    given = replace(settings or AttachArguments(), **keywords)
+    return run(
+        config_file_list=[str(source.config)],
+        config_dict={**options, **decided},
+        run_dir=run_dir,
+        settings=RunArguments(**vars(given)),
+    )

@@ -100,9 +100,6 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
         folder: folder to write into.
         format: ``onnx`` or ``torch_export``.
         k: number of items to recommend; all if there are fewer.
-
-    Raises:
-        UsageError: if the model cannot be exported, or a program does not agree with it.
     """
     # Two programs; vectors of the first must be the model's. Id 0 of names is padding: None.
     names = _list_tokens(dataset, dataset.iid_field)
@@ -113,15 +110,14 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
 
     # Names of items, and of the tokens of features, whose ids the programs read. A feature of
     # numbers has None. The feature events_brand is the field brand of interactions.
-    names_by_file: dict[str, Any] = {"items": names}
+    names_by_file: dict[str, Any] = {"items.json": names}
     if encoder.fields:
-        names_by_file["features"] = {
+        names_by_file["features.json"] = {
             name: None if embed.numeric else _list_tokens(dataset, name.partition("_")[2])
             for name, embed in encoder.fields.items()
         }
-    for stem, content in names_by_file.items():
-        text = json.dumps(content, ensure_ascii=False)
-        (folder / f"{stem}.json").write_text(text, encoding="utf-8")
+    for file, content in names_by_file.items():
+        (folder / file).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
     # Vectors of items for a search by vectors; the parquet leaves out the padding item 0.
     vectors = encoder.model.item_vectors().numpy()
@@ -150,9 +146,6 @@ def _write_program(
         format: ``onnx`` or ``torch_export``.
         name: name of the file without its suffix.
         outputs: names of the outputs.
-
-    Raises:
-        UsageError: if torch cannot trace the module, or not write it in this format.
     """
     program = trace(module)
     path = folder / f"{name}.{SUFFIX[format]}"
@@ -182,7 +175,6 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
     """
     unit = config["timestamp_unit"]
     times = [(_EXAMPLE_TIME + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
-
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -210,24 +202,25 @@ def _describe_features(encoder: Encoder) -> list[tuple[str, str, str]]:
     """Describe the inputs of an exported program that are features, for its README.
 
     Args:
-        encoder: the exported model. ``fields`` has the embeddings of these inputs by name, and
-            ``axes`` a letter for each dimension: B histories, L interactions of the longest one, s
-            values of the longest list that is a value of the feature.
+        encoder: the exported model. ``fields`` has the layer that embeds each of these inputs, by
+            name, and ``axes`` the dimensions of an input, a letter each: B histories, L
+            interactions of the longest one, s values of a feature whose values are lists.
 
     Returns:
-        For each input its name; its type, shape and meaning, such as "int64 [B], ids ..."; and
-        Python code of an example for one history, a list of ids called ``history``. The example has
-        no values: all are missing.
+        Name, description and example of each input. A rating of interactions has the description
+        "float32 [B, L], a number, NaN for none". The example is Python code of the input for one
+        history (a list ``history``) without ratings: "np.full((1, len(history)), np.nan, ...)".
     """
     features = []
-    size_in_example = {"B": "1", "L": "len(history)", "s": "1"}
-    for name, embed in encoder.fields.items():
-        dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
-        if embed.numeric:
+    code_of_size = {"B": "1", "L": "len(history)", "s": "1"}  # in the example
+    for name, layer in encoder.fields.items():
+        if layer.numeric:
             dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
+        else:
+            dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
         axes = encoder.axes[name]
-        sizes = "".join(f"{size_in_example[axis]}, " for axis in axes)
-        example = f"np.full(({sizes}), {missing}, np.{dtype})"
+        shape = "".join(f"{code_of_size[axis]}, " for axis in axes)  # a tuple ends with a comma
+        example = f"np.full(({shape}), {missing}, np.{dtype})"
         features.append((name, f"{dtype} [{', '.join(axes)}], {meaning}", example))
     return features
 
@@ -268,15 +261,13 @@ def load_program(path: Path) -> Program:
 def _require_same(encoder: Encoder, program: Program) -> None:
     """Raise a UsageError unless a program gives the same vectors as the model it was made of.
 
-    Both encode random histories of several lengths, alone and in a batch.
-
     Args:
         encoder: the model.
         program: the exported program, as :func:`load_program` returns it.
     """
     n = encoder.model.max_seq_length
     generator = torch.Generator().manual_seed(0)
-    # A full history, one of one interaction, and a batch with both.
+    # Both encode random histories: a full one, one of one interaction, and a batch with both.
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
         inputs = encoder.random_inputs(torch.tensor(lengths), generator)
         expected = encoder(*inputs.values())  # vectors [B, d], as the program's first output
@@ -452,35 +443,28 @@ def make_encoder(model: Any) -> Encoder:
 def trace(module: Encoder | Recommend) -> ExportedProgram:
     """Record what a module computes as a program for any number of histories of any length.
 
+    torch calls the module with an example of its inputs and records the operations. It is told
+    which dimensions of the inputs may have other sizes than those of the example.
+
     Raises:
         UsageError: if torch cannot record it.
     """
-    # An example of the inputs, by which torch traces the module: three histories of the same
-    # length, below the longest possible one (n) if n allows it. Which items are allowed, here in
-    # two rows, is passed to :class:`Recommend` only.
+    # The example: three histories of the same length, below the longest possible one (n) if n
+    # allows it. Only :class:`Recommend` is given the items that are allowed, here in two rows.
     encoder = module.encoder if isinstance(module, Recommend) else module
     n = encoder.model.max_seq_length
     length = n - 1 if n > 2 else n
     inputs = encoder.random_inputs(torch.full((3,), length), torch.Generator())
     inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
+    sizes = _declare_sizes(encoder)
 
-    # Tell torch which dimensions may have other sizes than in the example: a Dim for such a one,
-    # None for a fixed size, which is that of the catalogue, and the length if it can only be 1.
-    # ``axes`` has a letter for each dimension of an input: B histories, L interactions of the
-    # longest one, and s values of the longest list, which differs from feature to feature.
-    batch, length_dim = Dim("batch"), Dim("length", min=1, max=n) if n > 1 else None
-    shapes: dict[str, list[Any]] = {"allowed": [Dim("rows"), None]}
-    for name, axes in encoder.axes.items():
-        dims = {"B": batch, "L": length_dim, "s": Dim(f"longest_{name}", min=1)}
-        shapes[name] = [dims[axis] for axis in axes]
-
-    # The inputs are one argument, ``*inputs``, of ``forward``: so their shapes are a tuple within a
+    # The inputs are one argument, ``*inputs``, of ``forward``: so their sizes are a tuple within a
     # tuple. The last option lets the program check at run time what torch cannot prove of sizes.
     try:
         return torch.export.export(
             module,
             tuple(inputs[name] for name in module.inputs),
-            dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
+            dynamic_shapes=(tuple(sizes[name] for name in module.inputs),),
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     except Exception as error:  # torch raises errors of many kinds
@@ -489,6 +473,24 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
             f"{ensure_registered(type(encoder.model))} cannot be exported: "
             f"torch.export refuses it: {reason}"
         ) from error
+
+
+def _declare_sizes(encoder: Encoder) -> dict[str, list[Any]]:
+    """Return for each input of a program, by name, the sizes of its dimensions.
+
+    A size that may differ from call to call is a Dim of torch, and a fixed one None. Dimensions
+    with the same Dim have the same size.
+    """
+    n = encoder.model.max_seq_length
+    batch = Dim("batch")
+    length = Dim("length", min=1, max=n) if n > 1 else None  # fixed if it can only be 1
+    sizes: dict[str, list[Any]] = {"allowed": [Dim("rows"), None]}  # None: the number of items
+    # ``axes`` has a letter for each dimension: B histories, L interactions of the longest one, and
+    # s values of the longest list, which differs from feature to feature.
+    for name, axes in encoder.axes.items():
+        dims = {"B": batch, "L": length, "s": Dim(f"longest_{name}", min=1)}
+        sizes[name] = [dims[axis] for axis in axes]
+    return sizes
 
 
 def require_onnx() -> None:
@@ -549,16 +551,14 @@ def write_onnx(
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return what torch.cummin returns, by operations that ONNX has.
+    """Return the minima of torch.cummin, by operations that ONNX has, and zeros for its indices.
 
-    The entry i is the minimum of the entries 0 to i: [3, 1, 2] becomes [3, 1, 1].
+    The minimum i is that of the entries 0 to i: [3, 1, 2] becomes [3, 1, 1]. No model reads the
+    indices.
 
     Args:
         x: floats.
         dim: dimension along which the minimum goes.
-
-    Returns:
-        The minima, and zeros in place of torch's indices, which no model reads.
     """
     # Compare each entry with all; later ones are set to infinity, as no minimum: n * n operations.
     index = torch.arange(x.size(dim), device=x.device)

@@ -76,10 +76,8 @@ def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ())
             runs += _find_run(fit, folder, digest, facts.unmade, plan.metrics[0])
 
     # Row -> the options that its search has chosen, as text; its runs were trained with them.
-    chosen = {}
-    for run in runs:
-        if searched := run.facts.get("searched"):
-            chosen[run.facts["row"]] = format_pairs(searched)
+    searched = [run.facts for run in runs if run.facts.get("searched")]
+    chosen = {facts["row"]: format_pairs(facts["searched"]) for facts in searched}
     searches = _average_trials(pd.DataFrame(trials), len(plan.trial_seeds), chosen)
     return make_results(plan, facts, runs, folder.make_command(plan), searches)
 
@@ -281,16 +279,18 @@ def make_results(
     """
     row_order = list(plan.rows)
     runs = sorted(runs, key=lambda run: (row_order.index(run.facts["row"]), run.facts["seed"]))
-    _require_equal_candidates(plan, runs)
-
     ranks = {}  # (row, seed) -> ranks of the test targets
     curves = []  # one line per epoch
+    candidates = {}  # row -> which items its finished runs have ranked, such as "all items"
     for run in runs:
         row, seed = run.facts["row"], run.facts["seed"]
+        if run.facts.get("candidates"):
+            candidates[row] = run.facts["candidates"]
         if run.ranks is not None:
             ranks[row, seed] = run.ranks
         for epoch, value in run.curve.items():
             curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
+    require_same_candidates(plan, candidates)
 
     # A line for each run, and its version of each package.
     lines = [_describe_run(run.facts, plan.metrics[0]) for run in runs]
@@ -313,27 +313,6 @@ def make_results(
         command=command,
         facts=replace(facts, warnings=warnings, versions=known_versions or facts.versions),
     )
-
-
-def _require_equal_candidates(plan: Plan, runs: Sequence[Run]) -> None:
-    """Require that the rows (configurations) of each table have ranked the same items.
-
-    Some runs rank all items, others leave out those that the user has had. Each finished run says
-    in its facts, at ``candidates``, which items it has ranked, such as ``all items``.
-
-    Args:
-        plan: the study, with its tables.
-        runs: its runs, also those that are not finished.
-
-    Raises:
-        UsageError: naming two rows of a table that have ranked different items.
-    """
-    # Row -> which items it ranks. All seeds of a row have the same options, so any finished run of
-    # it says so. Rows without one are not compared.
-    finished = [run.facts for run in runs if run.facts.get("candidates")]
-    candidates = {facts["row"]: facts["candidates"] for facts in finished}
-    for table in plan.tables:
-        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
 
 
 def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:

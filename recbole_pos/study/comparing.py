@@ -128,9 +128,8 @@ def compare(
 
     # Finished runs are compared as they are: options would have no effect on them.
     if runs := _find_run_folders(what):
-        given = {argument for argument in list_changed(args) if argument != "verbose"}
-        given |= ({"dataset"} if name else set()) | base.keys()
-        if unread := sorted(given - {"reference", "run_dir", "plugins", "latex"}):
+        given = {*list_changed(args), *base, *(["dataset"] if name else [])}
+        if unread := sorted(given - {"reference", "run_dir", "plugins", "latex", "verbose"}):
             raise UsageError(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
                 "as they are; leave it out"
@@ -244,9 +243,9 @@ def _make_plan_and_folder(
 
     Args:
         models_or_study: a list of models, each of which becomes a configuration of a new study; or
-            a study, as a dict, as the path of its yaml file, or as the folder of an earlier call.
-        dataset: name of the dataset. It is required for a list of models, and replaces the dataset
-            of a study.
+            a study, as for :func:`_read_study`.
+        dataset: name or path of the dataset. It is required for a list of models, and replaces the
+            dataset of a study.
         base: options of all configurations. They win over the options in the base of a study.
         args: the other arguments of ``compare``; seeds and reference win over those of a study.
 
@@ -273,33 +272,41 @@ def _make_plan_and_folder(
         plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
 
-    # A study: read it from a dict, from the folder of an earlier call, or from its yaml file.
+    # A study: read it, and apply what the call changes.
     if args.vary:
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
         )
-    # A Source is the content of a study with a name for messages.
-    study, folder = models_or_study, None  # only the folder of an earlier call exists already
-    if isinstance(study, dict):
-        plan = make_plan(Source("study", study))
-    elif Path(study).is_dir():
-        folder = StudyFolder(study)
-        stored_plan = folder.read_plan()
-        if stored_plan is None:
-            raise UsageError(
-                f"{study} is not the folder of a study: no study.json; to compare runs, name each "
-                f"one's folder ({study}/*)"
-            )
-        plan = stored_plan
-    else:
-        plan = read_plan(study)
-
-    # Apply what the call changes: the dataset, keys of the study, and options of its base.
+    plan, folder = _read_study(models_or_study)
     if dataset and dataset != plan.dataset:
         changes["dataset"] = dataset
     if base or changes:
         plan = change_plan(plan, changes, base)
     return plan, folder or StudyFolder.from_plan(plan, args.run_dir)
+
+
+def _read_study(study: dict[str, Any] | str | Path) -> tuple[Plan, StudyFolder | None]:
+    """Return the plan of a study, and its folder if the study was given by it.
+
+    Args:
+        study: the study as a dict, as the path of its yaml file, or as the folder in which an
+            earlier call has stored its plan.
+
+    Raises:
+        UsageError: if a folder has no plan, or the study is wrong.
+    """
+    if isinstance(study, dict):
+        return make_plan(Source("study", study)), None  # "study" names the dict in messages
+    if not Path(study).is_dir():
+        return read_plan(study), None
+    folder = StudyFolder(study)
+    plan = folder.read_plan()
+    if plan is None:
+        raise UsageError(
+            f"{study} is not the folder of a study: no study.json; to compare runs, name each "
+            f"one's folder ({study}/*)"
+        )
+    return plan, folder
 
 
 def _check_configurations(plan: Plan) -> set[str]:
@@ -332,8 +339,7 @@ def _check_configurations(plan: Plan) -> set[str]:
         # repeated_targets: whether a target that is itself in the user's past is ranked.
         excludes_seen = bool(config["mask_history"])
         candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
-    for table in plan.tables:
-        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
+    require_same_candidates(plan, candidates)
 
     # The files must exist.
     for config in configs.values():

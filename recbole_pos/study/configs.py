@@ -291,27 +291,30 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def require_same_candidates(candidates: Mapping[str, str]) -> None:
-    """Require that the models of one table rank the same items (their candidates).
+def require_same_candidates(plan: Plan, candidates: Mapping[str, str]) -> None:
+    """Require that the models of each table of a study rank the same items (their candidates).
 
     A model that ranks fewer candidates has higher metrics, so a difference between models with
     different candidates would say nothing about the models.
 
     Args:
-        candidates: name of a configuration -> which items it ranks, in words, for example
-            ``all items`` or ``items not in the user's past``.
+        plan: the study, with the rows (configurations) of its tables.
+        candidates: name of a row -> which items it ranks, in words, for example ``all items`` or
+            ``items not in the user's past``. Rows that are not in it are not compared.
 
     Raises:
-        UsageError: naming two configurations that rank different items.
+        UsageError: naming two rows of a table that rank different items.
     """
-    # If each has the same as the next one, all have the same.
-    for (row, items), (other, other_items) in itertools.pairwise(candidates.items()):
-        if items != other_items:
-            raise UsageError(
-                f"mask_history: {row} ranks {items} and {other} ranks {other_items}, so their "
-                "metrics are not comparable; give all the same mask_history, or put them into "
-                "different tables of a study (`tables:`)"
-            )
+    for table in plan.tables:
+        rows = [row for row in table.rows if row in candidates]
+        # If each has the same as the next one, all have the same.
+        for row, other in itertools.pairwise(rows):
+            if candidates[row] != candidates[other]:
+                raise UsageError(
+                    f"mask_history: {row} ranks {candidates[row]} and {other} ranks "
+                    f"{candidates[other]}, so their metrics are not comparable; give all the same "
+                    "mask_history, or put them into different tables of a study (`tables:`)"
+                )
 
 
 # --- digests, which name runs ---

@@ -118,28 +118,25 @@ class PairNoise:
         return compute_detectable(error, df)
 
     def _predict_seed_noises(self, num_seeds: int) -> list[SeedNoise]:
-        """Return how the means of two rows (configurations) will vary by seed in a planned study.
+        """Return the noise of seeds that a planned study will find in the difference of two means.
 
-        A study with several seeds will estimate this noise for each row by itself. A study with one
-        seed cannot do so. It takes the average noise of the runs that exist, ``pooled``.
+        The difference is that of two rows (configurations), and each row adds its variance to it. A
+        study with several seeds will estimate the noise of each row by itself: two estimates. With
+        one seed it cannot do so. Then both rows take the average noise of the runs that exist
+        (``pooled``), so their sum is a single estimate.
 
         Args:
             num_seeds: number of seeds of both rows.
 
         Returns:
-            The noise of each row; or the sum of both, if they take the same average; or nothing, if
-            no run depends on its seed.
+            The estimates, whose variances the caller adds up; none if no run depends on its seed.
         """
         if num_seeds > 1:
             return [noise.average(num_seeds) for noise in self.seed_noises]
         if self.pooled is None:
             return []
-        # Noise grows with the mean of the metric, ``level``: compute_factor returns by how much the
-        # average noise is multiplied for a row. The variances of both rows are added.
-        row_noise, reference_noise = self.seed_noises
-        row_factor = self.pooled.compute_factor(row_noise.level)
-        reference_factor = self.pooled.compute_factor(reference_noise.level)
-        return [self.pooled.scale(row_factor + reference_factor)]
+        # Noise grows with the mean of the metric, ``level``, so the sum depends on both of them.
+        return [self.pooled.add_up(noise.level for noise in self.seed_noises)]
 
     def count_needed_seeds(self, difference: float) -> int | None:
         """Return the least number of seeds that detects a difference; None if 500 do not.
@@ -151,7 +148,7 @@ class PairNoise:
         return next((n for n in numbers if self.predict_detectable(n) <= difference), None)
 
 
-def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:
+def make_power_table(results: Results, wanted: float | None) -> RenderedTable:
     """Return a table of the minimum detectable differences of a study, by its number of seeds.
 
     Each line is for a number of seeds from 1 to 10. Each column is for one row (a configuration):

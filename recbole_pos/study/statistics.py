@@ -223,16 +223,21 @@ class SeedNoise:
         """Return the noise of a mean over some number of seeds, as those seeds estimate it."""
         return replace(self.scale(1 / num_seeds), df=num_seeds - 1)
 
-    def compute_factor(self, level: float) -> float:
-        """Return the factor that turns the variances of this pooled noise into those of a row.
+    def add_up(self, levels: Iterable[float]) -> SeedNoise:
+        """Return the noise that rows (configurations) with one seed add to a difference.
 
-        Noise grows with the metric: a row with twice the mean of the pooled rows is assumed to have
-        four times their variance. A row with a lower mean has the whole variance.
+        Such a row cannot show its own noise. It is assumed to have this one, the pooled noise of
+        other rows. Noise grows with the metric: a row with twice the mean of the pooled rows is
+        assumed to have four times their variance. A row with a lower mean has the whole variance.
+
+        The variances of two rows are multiples of the same estimate. So they are added up to one
+        noise, with the degrees of freedom of that estimate.
 
         Args:
-            level: mean of the metric of the row (configuration), which has only one seed.
+            levels: mean of the metric of each row.
         """
-        return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
+        factors = [max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0 for level in levels]
+        return self.scale(sum(factors))
 
 
 @dataclass(frozen=True)
@@ -300,27 +305,14 @@ def estimate_difference(
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
 
-    # Two independent rows each have noise of their own: two sides. Of coupled rows, subtract seed s
-    # of one from seed s of the other: the noise that they share cancels out, and a single side is
-    # left. One pair of seeds cannot show any noise, so such rows count as independent.
+    # The seeds. Two independent rows each have noise of their own. Of coupled rows, subtract seed s
+    # of one from seed s of the other: the noise that they share cancels out, and only that of the
+    # differences is left. One pair of seeds cannot show it, so such rows count as independent.
     uses_pairs = is_coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if uses_pairs else [row, reference]
+    noises, seed_noise = _estimate_seed_noises(sides, pooled)
 
-    # A side with several seeds shows its own noise. Its mean over n seeds has 1 / n of it.
-    noises = [SeedNoise.from_values(side).average(len(side)) for side in sides if len(side) > 1]
-
-    # A side with one seed takes the pooled noise, times a factor that is larger for a row with a
-    # higher metric (``compute_factor``). If both sides take it, the two variances are multiples of
-    # the same estimate. They are added here to one noise, with its degrees of freedom.
-    seed_noise = "own"
-    levels = [float(side.mean()) for side in sides if len(side) == 1]
-    if levels and pooled is None:
-        seed_noise = "unknown"
-    elif levels and pooled is not None:
-        seed_noise = "pooled"
-        noises.append(pooled.scale(sum(pooled.compute_factor(level) for level in levels)))
-
-    # The error of the mean over units, and both sources together.
+    # The units: the error of the mean over them. Then both sources together.
     unit_differences = row.mean(0) - reference.mean(0)  # [units]
     unit_variance = float(unit_differences.var(ddof=1)) / num_units
     error, df = combine_noise(unit_variance, num_units, noises)
@@ -328,6 +320,32 @@ def estimate_difference(
         # Zeros only, as where no cold item is found, do not mean that the estimate is precise.
         error = df = math.nan
     return Estimate(difference, error, df, seed_noise)
+
+
+def _estimate_seed_noises(
+    sides: Sequence[np.ndarray], pooled: SeedNoise | None
+) -> tuple[list[SeedNoise], str]:
+    """Estimate the noise of seeds in the means of the sides of a difference.
+
+    Args:
+        sides: [seeds, units] values of each side: of two rows (configurations), or of their
+            differences by seed.
+        pooled: as of :func:`estimate_difference`.
+
+    Returns:
+        The noises, whose variances add up; and where they are from, as ``seed_noise`` of
+        :class:`Estimate`.
+    """
+    # A side with several seeds shows its own noise. Its mean over n seeds has 1 / n of it.
+    noises = [SeedNoise.from_values(side).average(len(side)) for side in sides if len(side) > 1]
+    if len(noises) == len(sides):
+        return noises, "own"
+
+    # The others have one seed each, and take the pooled noise.
+    if pooled is None:
+        return noises, "unknown"
+    noises.append(pooled.add_up(float(side.mean()) for side in sides if len(side) == 1))
+    return noises, "pooled"
 
 
 def combine_noise(

@@ -70,39 +70,36 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 
 
 def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a study merged into the content that it inherits.
+    """Return the content of a study's file, with what it inherits from another study.
 
-    Keys of the study win over inherited ones. The options in ``base`` (of all rows) and in each row
-    (a configuration to compare) are merged one by one. If ``rows`` is a list of names, only these
-    inherited rows stay.
+    The study's own keys win over inherited ones. Two keys are merged: the options in ``base`` (of
+    all rows), and those of each row in ``rows`` (a configuration to compare). An example: base
+    ``{epochs: 9}`` and the inherited base ``{epochs: 20, n_heads: 2}`` give ``{epochs: 9, n_heads:
+    2}``. If ``rows`` is a list of names, only these inherited rows stay.
 
     Args:
-        source: the study.
-        inherited: content of the study that it inherits from.
+        source: content of the study, with the lines of its file, for messages.
+        inherited: content of the other study.
     """
-    content = source.content
-    inherited_rows, rows = inherited.get("rows") or {}, content.get("rows") or {}
-    if isinstance(rows, dict):
-        rows = {
-            name: _merge_options(inherited_rows.get(name), rows.get(name))
-            for name in {**inherited_rows, **rows}
-        }
-    else:  # names of inherited rows
+    content, rows = source.content, source.content.get("rows") or {}
+    if not isinstance(rows, dict):  # names of inherited rows
         names = as_list(rows)
         for name in names:  # a misspelt name is an error with its line
-            source.require_choice(("rows",), name, inherited_rows)
-        rows = {name: inherited_rows[name] for name in names}
-        # Other keys may name rows, too: ``paper``, ``tables`` and ``reference``. What they say of
-        # rows that do not stay is left out.
-        inherited = _select_rows(inherited, names)
+            source.require_choice(("rows",), name, inherited.get("rows") or {})
+        inherited, rows = _select_rows(inherited, names), {}
 
     # ``paper`` has the values that a paper reports on the inherited dataset. They are not shown
     # beside results on another dataset.
-    if content.get("dataset", inherited.get("dataset")) != inherited.get("dataset"):
+    if "dataset" in content and content["dataset"] != inherited.get("dataset"):
         inherited = {**inherited, "paper": None}
 
     base = _merge_options(inherited.get("base"), content.get("base"))
-    merged = {**inherited, **content, "base": base, "rows": rows}
+    inherited_rows = inherited.get("rows") or {}
+    merged_rows = {
+        name: _merge_options(inherited_rows.get(name), rows.get(name))
+        for name in {**inherited_rows, **rows}
+    }
+    merged = {**inherited, **content, "base": base, "rows": merged_rows}
     # None is a key without a value, or one of which nothing is left.
     return {key: value for key, value in merged.items() if value is not None}
 
@@ -121,18 +118,20 @@ def _merge_options(inherited: Any, options: Any) -> Any:
 
 
 def _select_rows(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return the content of a study without what is about other rows (configurations) than given.
+    """Return the content of a study with only some of its rows (configurations to compare).
 
-    A table stays if all its rows and its reference do. Where nothing stays, the value is None.
+    Three other keys name rows, too: ``paper`` (row -> values to show beside it), ``tables`` and
+    ``reference`` (the row that others are compared to). What they say of rows that do not stay is
+    left out. Where nothing is left, the value is None.
 
     Args:
-        content: content of the study, with its keys ``paper`` (row -> values to show beside it),
-            ``tables`` and ``reference`` (name of the row that others are compared to).
-        names: names of the rows that stay.
+        content: content of the study, with ``rows`` (name -> options) and perhaps these keys.
+        names: names of the rows that stay, in their new order.
     """
-    paper = {row: values for row, values in (content.get("paper") or {}).items() if row in names}
-    # A table that names rows, or a reference, which do not stay is left out. One that names none
-    # has all rows of the study, so it stays.
+    rows = {name: content["rows"][name] for name in names}
+    paper = {row: values for row, values in (content.get("paper") or {}).items() if row in rows}
+    # A table stays if all rows that it names, and its reference, stay. One that names none has all
+    # rows of the study.
     tables = []
     for table in content.get("tables") or []:
         named = {*table.get("rows", ()), table.get("reference")} - {None}
@@ -140,7 +139,8 @@ def _select_rows(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
             tables.append(table)
 
     reference = content["reference"] if content.get("reference") in names else None
-    return {**content, "paper": paper or None, "tables": tables or None, "reference": reference}
+    selected = {"rows": rows, "paper": paper or None, "tables": tables or None}
+    return {**content, **selected, "reference": reference}
 
 
 def make_plan(source: Source) -> Plan:
@@ -370,27 +370,30 @@ def _change_content(
 
 
 def _change_base(former: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a study gives for all its configurations, with new ones over them.
-
-    Both may also name configuration files. Where a run reads its options, an option that is given
-    wins over all files. For a new file to win over a former option, that option is taken out.
+    """Return the options of all configurations of a study, changed by new options and files.
 
     An example, if new.yaml sets ``epochs: 5``: the former ``{epochs: 20, n_heads: 2, config_files:
     [old.yaml]}`` and the new ``{n_heads: 4, config_files: [new.yaml]}`` give ``{n_heads: 4,
-    config_files: [old.yaml, new.yaml]}``.
+    config_files: [old.yaml, new.yaml]}``. Then runs have 5 epochs and 4 heads.
 
     Args:
-        former: the former options, and under ``config_files`` perhaps a file or a list of files.
-        new: new options, and under ``config_files`` perhaps a list of files.
+        former: the former options, and under ``config_files`` perhaps a configuration file or a
+            list of them.
+        new: the new options, and under ``config_files`` perhaps a list of further files.
     """
-    new_files = list(new.get("config_files", ()))
-    set_by_files = _read_files(new_files)  # option -> value
-    kept = {key: value for key, value in former.items() if key not in set_by_files}
-    base = {**kept, **new}
-    if new_files:  # a former file that is given again moves to the end
-        former_files = as_list(former.get("config_files") or [])
-        base["config_files"] = [file for file in former_files if file not in new_files] + new_files
-    return base
+    new_files = new.get("config_files") or []
+    if not new_files:
+        return {**former, **new}
+
+    # Later files win over earlier ones, so new files come last. One that the study names already is
+    # moved there.
+    former_files = as_list(former.get("config_files") or [])
+    files = [file for file in former_files if file not in new_files] + new_files
+
+    # An option wins over all files. So a former option that a new file sets is taken out.
+    set_by_new_files = _read_files(new_files)
+    kept = {key: value for key, value in former.items() if key not in set_by_new_files}
+    return {**kept, **new, "config_files": files}
 
 
 def _take_seeds(seeds: list[int], number: int) -> list[int]:

@@ -353,27 +353,27 @@ class PackedStudy:
 def pack(
     plan: Plan, folder: StudyFolder, path: str | Path, judged: Mapping[tuple[str, int], Judgement]
 ) -> int:
-    """Write the results of a study's finished runs into three files, for :class:`PackedStudy`.
+    """Write the results of a study's finished runs into three files, for others to compare with.
 
-    A run is named by its digest, a hash of its options and data. Others who have the same data can
-    then compare with these runs (``--known``) and need not train them. There are no weights and no
-    data in the files.
+    Others who have the same data give the folder of these files as ``--known``, and need not train
+    the runs again. The files have no weights and no data; :class:`PackedStudy` reads them.
 
     Args:
         plan: the study.
         folder: folder of the study.
         path: folder to write into.
-        judged: (row, seed) -> ranks and faults of predictions that other systems have made, which
-            are kept as well.
+        judged: (row, seed) -> how the predictions of another system did: ranks of the targets, and
+            counts of faults. They are written as if they were runs.
 
     Returns:
-        The number of runs, and of files of predictions.
+        The number of runs in the files, predictions included.
 
     Raises:
         UsageError: if no run is finished.
     """
+    # Of each run its facts, a line for each epoch, and its ranks. Runs are named by a hash of their
+    # options and data, and predictions by row and seed.
     facts, epochs, ranks = _gather_runs(plan, folder)
-    # Predictions of other systems are named by row and seed.
     for (row, seed), judgement in judged.items():
         name = f"{row}, seed {seed}"
         facts[name] = {"row": row, "seed": seed, **_describe_judgement(judgement, plan.metrics)}
@@ -381,15 +381,15 @@ def pack(
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
 
-    kept = Path(path)
-    make_folder(kept)
-    _write_parquet(pd.DataFrame(epochs or {"digest": []}), kept / _EPOCHS)
-    # Ranks hardly repeat, so a dictionary does not help: they get small if their first bytes are
-    # compressed together, then their second bytes, and so on. The file has a column for each run.
-    # If columns have different lengths, pandas adds missing values to the shorter ones.
+    packed = Path(path)
+    make_folder(packed)
+    write_json(packed / _FACTS, facts)
+    _write_parquet(pd.DataFrame(epochs or {"digest": []}), packed / _EPOCHS)
+    # A column of ranks for each run; pandas adds missing values to shorter ones. Ranks hardly
+    # repeat, so a dictionary does not help. They get small if their first bytes are compressed
+    # together, then their second bytes, and so on.
     encoding = {"use_dictionary": False, "use_byte_stream_split": True}
-    _write_parquet(pd.DataFrame(ranks), kept / _RANKS, **encoding)
-    write_json(kept / _FACTS, facts)
+    _write_parquet(pd.DataFrame(ranks), packed / _RANKS, **encoding)
     return len(facts)
 
 

@@ -102,10 +102,8 @@ class Search:
         # The options STARTS (init_from and update_from) name a trained run from whose weights
         # trials start. The path of the run may change until a search is resumed, so its weights
         # are hashed. ``plain`` is a dict of all options of the configuration.
-        weight_digests = []
-        for key in STARTS:
-            if path := self.config.plain.get(key):
-                weight_digests.append(digest_file(RunFolder(path).checkpoint))
+        starts = [self.config.plain[key] for key in STARTS if self.config.plain.get(key)]
+        weight_digests = [digest_file(RunFolder(path).checkpoint) for path in starts]
 
         # digest_run also hashes the options of all trials and the code of a custom model.
         inputs = digest_run(self.config, identity, *weight_digests)

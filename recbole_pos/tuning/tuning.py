@@ -156,8 +156,7 @@ def tune(
             # A temporary dataset has the folder beside its files, any other a new one in saved/.
             folder_beside = find_folder_beside(dataset, f"tune-{time.time_ns()}")
             unused = find_unused_path(search.config["dataset"], search.config["model"], "tune-")
-            path = args.run_dir or folder_beside or unused
-            folder = Path(path)
+            folder = Path(args.run_dir or folder_beside or unused)
         else:
             folder = Path(args.resume)
             subject: dict[str, Any] = {"model": model, "dataset": name, "space": space}
@@ -179,7 +178,7 @@ def tune(
         # Make the folder only now, so that wrong arguments leave no folder behind. SEARCH is the
         # name of the file of the facts, by which ``resume`` knows the folder of a search.
         if args.resume is None:
-            RunFolder.create(path, search.config["dataset"], search.config["model"])
+            RunFolder.create(folder, search.config["dataset"], search.config["model"])
             stack.enter_context(lock_folder(folder, "searched"))
         write_json(folder / SEARCH, asdict(search.facts))
         _print_settings(runs, reporter)
@@ -440,32 +439,44 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
 def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] | None:
     """Write the best trial into the folder of the search: best/, best.yaml and test.json.
 
-    ``best/`` is its run folder, ``best.yaml`` its configuration, and ``test.json`` has its test
-    metrics. If the search was extended, ``test.json`` also has those of trials that were the best
-    before, since every look at the test data counts.
+    ``best/`` is a copy of its run folder, ``best.yaml`` its configuration, and ``test.json`` has
+    its test metrics.
 
     Args:
         runs: the runs of the search.
         best: the best trial.
-        tested: folder of its tested run.
+        tested: folder of the run in which it was tested.
 
     Returns:
         Test metrics by name; None if there is no test data.
     """
-    folder, config = runs.folder, runs.search.make_config(best.options)
+    folder = runs.folder
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
-    # Options that only switch off progress bars in trials (QUIET) are no part of the configuration.
-    plain = {key: value for key, value in config.plain.items() if key not in QUIET}
-    write_text(folder / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
 
-    # The test metrics of this trial, and of those that were tested before the search was extended:
-    # find_test returns the folder of a trial's test, which has a result only if it was tested.
+    # The configuration, without the options QUIET, which only switch off progress bars in trials.
+    config = runs.search.make_config(best.options)
+    options = {key: value for key, value in config.plain.items() if key not in QUIET}
+    write_text(folder / "best.yaml", yaml.safe_dump(options, allow_unicode=True))
+
     test = read_result(tested).test or None
-    earlier = []
-    for trial in runs.table.trials:
-        run = runs.find_test(trial)
-        if trial is not best and run.result.is_file():
-            earlier.append({"options": trial.options, "test": read_result(run).test})
-    content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
-    write_json(folder / "test.json", {**content, "test": test, "earlier": earlier})
+    facts = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
+    earlier = _list_earlier_tests(runs, best)
+    write_json(folder / "test.json", {**facts, "test": test, "earlier": earlier})
     return test
+
+
+def _list_earlier_tests(runs: _Runs, best: Trial) -> list[dict[str, Any]]:
+    """Return options and test metrics of trials that were the best before the search was extended.
+
+    They are reported beside the best trial, since every look at the test data counts.
+
+    Args:
+        runs: the runs of the search.
+        best: the best trial, which is left out.
+    """
+    tests = []
+    for trial in runs.table.trials:
+        run = runs.find_test(trial)  # the folder of its test, without a result if it had none
+        if trial is not best and run.result.is_file():
+            tests.append({"options": trial.options, "test": read_result(run).test})
+    return tests
