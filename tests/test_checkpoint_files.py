@@ -160,7 +160,7 @@ def test_random_states_of_more_gpus_than_there_are(monkeypatch) -> None:
 
 def test_weights_of_another_model_are_refused(trained_run, tmp_path, experiment) -> None:
     file, other = trained_run / "checkpoint.pt", experiment("PARec").trainer
-    _refused(lambda: other.load_weights(torch.load(file)["weights"]), "model")
+    _refused(lambda: checkpoint.load_weights(other.model, torch.load(file)["weights"]), "model")
     _refused(lambda: other.resume_checkpoint(str(file)), "FPARec")
     with pytest.raises(TypeError):  # would have to be pickled
         checkpoint.save(tmp_path / "c.pt", {"data": object()})

@@ -24,7 +24,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.experiment.checkpoint import extract_weights
+from recbole_pos.experiment.checkpoint import extract_weights, load_weights
 from recbole_pos.model.models import MODELS
 from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.http import RecommendBody
@@ -100,7 +100,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
     known.model.eval()
     before = prepare(config, dataset=dataset.without_test())
-    before.trainer.load_weights(extract_weights(known.model))
+    load_weights(before.model, extract_weights(known.model))
     before.model.eval()
     asked = Recommender(before)
     every = torch.arange(dataset.item_num)

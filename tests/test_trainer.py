@@ -132,7 +132,7 @@ def test_early_stopping_keeps_and_tests_the_best_epoch(tiny, tmp_path) -> None:
     made = recbole_pos.load(folder.path)
     test = made.loaders["test"]
     assert made.trainer.evaluate(test, load_best_model=False) == finished.test
-    made.trainer.load_weights(checkpoint.load(folder.checkpoint)["weights"])
+    checkpoint.load_weights(made.model, checkpoint.load(folder.checkpoint)["weights"])
     assert made.trainer.evaluate(test, load_best_model=False) != finished.test
     assert made.trainer.evaluate(test, model_file=str(folder.checkpoint)) == finished.test
 

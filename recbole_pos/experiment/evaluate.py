@@ -101,7 +101,7 @@ def evaluate(
 
 
 def describe_evaluation(
-    run_dir: str | Path, part: str = "test", mask_history: bool | None = None
+    run_dir: str | Path, part: str, mask_history: bool | None = None
 ) -> dict[str, Any]:
     """Describe an evaluation of a run for a report: what is predicted, and which items are ranked.
 

@@ -26,7 +26,7 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.checkpoint import load_best
+from recbole_pos.experiment.checkpoint import load_best, load_weights
 from recbole_pos.layers import catalogue
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.reporter import Reporter, Task
@@ -108,7 +108,7 @@ class EvaluatingTrainer(Trainer):
             file: a checkpoint, or None.
         """
         if file is None and self.best_weights is not None:
-            self.load_weights(self.best_weights)
+            load_weights(self.model, self.best_weights)
         else:
             load_best(self.model, file or self.loaded_from or self.saved_model_file)
 

@@ -119,11 +119,9 @@ class PosTrainer(EvaluatingTrainer):
         self.progress = Progress()
         self.identity: dict[str, Any] = {"data": None, "fields": {}}
 
-        # The checkpoint: the file that RecBole would write, unless the run has a folder. ``fit``
-        # replaces the writer, which writes nothing, by one that writes this file.
+        # The checkpoint: the file that RecBole would write, unless the run has a folder.
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
-        self.writer = CheckpointWriter(file=None, capture=dict)
 
     def _set_recbole_attributes(self, config: Options, model: Any) -> None:
         """Set the attributes that RecBole's methods read; most are options of the configuration."""
@@ -226,7 +224,7 @@ class PosTrainer(EvaluatingTrainer):
         try:
             while progress.next_epoch < self.epochs and not progress.stopped:
                 epoch = progress.next_epoch
-                line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
+                line = self._train_epoch(self.loader, epoch, show_progress)
                 trim_heap()
                 has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
@@ -243,15 +241,16 @@ class PosTrainer(EvaluatingTrainer):
         return progress.best_score, progress.best_result
 
     def _prepare_data(self, train_data: Any) -> None:
-        """Make the loader of training batches from that of ``fit``, and warn of model errors."""
+        """Make the loader of training batches from that of ``fit``, and check the model."""
         self.eval_collector.data_collect(train_data)  # for metrics of popularity
         self.loader = self.training_loader(train_data)
         if self.config["train_neg_sample_args"].get("dynamic", False):
             self.loader.get_model(self.model)  # RecBole's dynamic sampler scores negatives with it
         self.identity = getattr(train_data._dataset, "identity", self.identity)
 
-        # Warn of a model that looks ahead, and the like. A batch that is ``packed`` has histories,
-        # with a target at each position unless ``train_windows`` is prefix, not single targets.
+        # Log warnings about the model, unless the training is resumed and has logged them before.
+        # Packed batches have histories, and these have a target at every position. But with
+        # ``train_windows: prefix`` they have a single one, after the newest interaction.
         if self.progress.next_epoch == 0:
             trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
             log_notices(self.model, trains_every_position)
@@ -285,14 +284,13 @@ class PosTrainer(EvaluatingTrainer):
             self.run.add_metrics(line)
 
     def _train_epoch(
-        self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
+        self, train_data: Any, epoch: int, show_progress: bool = False
     ) -> dict[str, Any]:
         """Train one epoch, and return its line for metrics.jsonl, with no validation metrics yet.
 
         Args:
             train_data: the loader of the training data.
-            epoch_idx: number of the epoch, from 0.
-            loss_func: returns the loss of a batch; the model's own by default.
+            epoch: number of the epoch, from 0.
             show_progress: whether a progress bar is shown.
 
         Returns:
@@ -302,18 +300,18 @@ class PosTrainer(EvaluatingTrainer):
         started = time.perf_counter()
         self.model.train()
         num_steps = self._count_all_steps(train_data)
-        train_data.set_epoch(epoch_idx)  # which decides the order of batches
+        train_data.set_epoch(epoch)  # which decides the order of batches
         # ``choose_loss`` returns the model's loss of a batch of rows or, packed, of histories.
-        loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
+        loss_func = self.adapter.choose_loss(train_data.packed)
 
         # Several processes have a part of every batch each. Gradients of a SharedLoss, which wraps
         # the model and so is made only once, are summed over them. Buffers, such as running means,
         # are not summed: after the epoch all processes get those of the first one.
         if not self.shard.is_alone:
-            self._seed_process(epoch_idx)
+            self._seed_process(epoch)
             self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
             loss_func = self.shared_loss
-        mean_loss = self._take_steps(loss_func, train_data, epoch_idx, num_steps, show_progress)
+        mean_loss = self._take_steps(loss_func, train_data, epoch, num_steps, show_progress)
         if self.shared_loss is not None:
             self.shared_loss.broadcast_buffers()
 
@@ -321,7 +319,7 @@ class PosTrainer(EvaluatingTrainer):
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.num_targets
         return {
-            "epoch": epoch_idx,
+            "epoch": epoch,
             "loss": mean_loss,
             "valid": None,
             "seconds": round(seconds, 3),
@@ -444,7 +442,7 @@ class PosTrainer(EvaluatingTrainer):
         return loss
 
     def _watch_loss(self, loss: Any, num_targets: int, watch: LossWatch, step: int) -> None:
-        """Stop the training if the loss of a step is not finite, and add it to those of the epoch.
+        """Give the loss of a step to the watch, which raises an error if it is not finite.
 
         Args:
             loss: the mean over the targets of the batch, a scalar.
@@ -452,14 +450,14 @@ class PosTrainer(EvaluatingTrainer):
             watch: adds up the losses of the epoch.
             step: number of the step in its epoch, for the error.
         """
-        if self.optimizer.defaults.get("fused") and loss.device.type != "cpu":
-            # To read the loss now, the CPU would wait for the GPU. The watch reads a tensor some
-            # steps later, and raises an error then. Until then the fused optimiser keeps a loss
-            # that is not finite out of the weights: it skips the steps with ``found_inf`` 1.
-            self.optimizer.found_inf = (~loss.isfinite()).any().float()
-            watch.add(loss, step, num_targets)
-        else:
+        if loss.device.type == "cpu" or not self.optimizer.defaults.get("fused"):
             watch.add(float(loss), step, num_targets)  # a number is checked at once
+            return
+        # To read the loss now would mean to wait for the GPU. So the watch reads it some steps
+        # later, and raises the error then. Until then no bad loss may get into the weights: torch's
+        # fused optimisers skip a step if their attribute ``found_inf``, set for each step, is 1.
+        self.optimizer.found_inf = (~loss.isfinite()).any().float()
+        watch.add(loss, step, num_targets)
 
     def keep_item_gradient(self) -> AbstractContextManager[KeptGradient | None]:
         """Keep the gradient of a large item table between steps, in a ``with`` block.
@@ -527,10 +525,6 @@ class PosTrainer(EvaluatingTrainer):
         progress.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in metrics.items()}
         return has_improved
-
-    def load_weights(self, weights: dict[str, Any]) -> None:
-        """Put weights in the form of ``checkpoint.extract_weights`` into the model."""
-        checkpoint.load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Restore the state of a training in a checkpoint, so that ``fit`` continues with it.

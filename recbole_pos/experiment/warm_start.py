@@ -30,7 +30,7 @@ from recbole_pos.values import Options, shown
 
 
 def apply_start_options(
-    model: nn.Module, config: Options, dataset: Dataset, with_weights: bool = True
+    model: nn.Module, config: Options, dataset: Dataset, with_weights: bool
 ) -> None:
     """Give a new model the weights of another run, and freeze a part of it, where options say so.
 

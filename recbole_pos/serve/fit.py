@@ -14,6 +14,7 @@ from typing import Any
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.conversion.convert import Dataset
 from recbole_pos.experiment.callbacks import Callback
+from recbole_pos.experiment.checkpoint import load_weights
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run
 from recbole_pos.files import TemporaryFolder
@@ -94,7 +95,7 @@ def fit(
     experiment = keeper.experiment
 
     # Without a test, the model still has the weights of the last epoch, not of the best one.
-    experiment.trainer.load_weights(experiment.trainer.best_weights)
+    load_weights(experiment.model, experiment.trainer.best_weights)
     experiment.model.eval()  # scores must not depend on dropout
     return Recommender(experiment, RunFolder(run_dir), resources)
 

@@ -235,7 +235,7 @@ def _list_reasons(
     return reasons
 
 
-def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAPI:
+def make_app(trained: Recommender, run_dir: str, num_threads: int) -> FastAPI:
     """Return the web application that answers requests by a trained model.
 
     Requests to the model are computed one at a time in a thread of their own. Others wait for it,

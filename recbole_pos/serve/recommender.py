@@ -556,9 +556,7 @@ class Recommender(FittedModel):
         packed = self.add_request_time(self.read(histories))
         packed.warn_of_errors()
         states = np.zeros((len(packed), d), dtype=np.float32)
-        not_empty = np.flatnonzero(packed.lengths)
-        for start in range(0, len(not_empty), BATCH):  # BATCH histories at a time
-            rows = not_empty[start : start + BATCH]
+        for rows in _divide(np.flatnonzero(packed.lengths)):  # BATCH histories at a time
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
 

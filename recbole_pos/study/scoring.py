@@ -161,7 +161,7 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
     return [f"{metric}@{cutoff}" for cutoff in known for metric in METRIC_NAMES]
 
 
-def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
+def judge_rows(plan: Plan, packed: Sequence[PackedStudy]) -> Judged:
     """Find the ranks of the test targets in the files of predictions that rows of a study name.
 
     A row of a study is a configuration. Most are trained, but one may name files of predictions

@@ -119,9 +119,8 @@ class TrialTable:
         Return None if no trial has a value.
         """
         scored = [trial for trial in self.trials if trial.has_result]
-        # max returns the first of equal trials, so a search for the lowest value changes the sign.
-        sign = 1 if self.mode == "max" else -1
-        return max(scored, key=lambda trial: sign * (trial.score or 0), default=None)
+        select = max if self.mode == "max" else min  # both return the first of equal trials
+        return select(scored, key=lambda trial: trial.score or 0, default=None)
 
     def start(self, number: int, options: dict[str, Any]) -> Trial:
         """Return a new trial with a number, and record it as unfinished.
@@ -252,7 +251,7 @@ class ResumableSampler(BaseSampler):
         sampler: sampler of the present trial, to which everything is passed on.
     """
 
-    def __init__(self, seed: int, is_random: bool = False) -> None:
+    def __init__(self, seed: int, is_random: bool) -> None:
         self.seed, self.is_random = seed, is_random
         self.sampler: BaseSampler = RandomSampler(seed)
 
