@@ -292,7 +292,7 @@ def test_times_of_histories(torope: Recommender) -> None:
     for same in (day, np.datetime64(day, "ns")):  # beside a number, too
         found = [torope.read([{"items": ["i1", "i2"], "times": [1, x]}]) for x in (same, midnight)]
         assert found[0].times.tolist() == found[1].times.tolist()
-        assert read_moment(same, "at", 1.0) == read_moment(midnight, "at", 1.0)
+        assert read_moment(same, 1.0) == read_moment(midnight, 1.0)
     for wrong in ("yesterday", "2026-13-01", "5", pd.NaT):
         with pytest.raises(UsageError, match="histories.0..times"):
             torope.read([{"items": ["i1"], "times": [wrong]}])

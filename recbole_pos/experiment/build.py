@@ -89,8 +89,7 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     # The trainer's ``fit`` gives it these, too, but a loaded model is tested without ``fit``.
     trainer = PosTrainer(config, model)
     # ``part_size`` is the number of items of a part, None if all items are scored at once.
-    num_items_at_a_time = trainer.part_size or dataset.item_num
-    require_score_memory(config, dataset, num_items_at_a_time)
+    require_score_memory(config, dataset, num_items=trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
 

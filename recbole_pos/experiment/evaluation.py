@@ -431,8 +431,7 @@ def make_rank_table(
     log = dataset.log
     users, items = log.users.numpy()[targets], log.items.numpy()[targets]
     times = log.times.numpy()
-    seconds_per_unit = SECONDS[time_unit]
-    seconds_since_newest = (times[targets] - times[targets - 1]) * seconds_per_unit
+    seconds_since_newest = (times[targets] - times[targets - 1]) * SECONDS[time_unit]
     columns = {
         "user": dataset.field2id_token[dataset.uid_field][users].astype(str),
         "item": dataset.field2id_token[dataset.iid_field][items].astype(str),

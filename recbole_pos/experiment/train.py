@@ -195,8 +195,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     # When a run is resumed, the option has been replaced by the path of a copy in the run folder.
     # So the user's path is read from the existing config.yaml, before that is written again.
     dataset, plain = experiment.dataset, experiment.config.plain
-    is_resumed = folder.checkpoint.is_file()
-    if is_resumed:
+    if folder.checkpoint.is_file():  # the run is resumed
         plain["item_vectors"] = folder.read_config().get("item_vectors")
     folder.write_config(plain)
     folder.write_vocabulary(Vocabulary.from_dataset(dataset), experiment.config)

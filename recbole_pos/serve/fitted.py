@@ -277,7 +277,7 @@ class FittedModel:
         # The time for histories without one of their own, which are NaN in ``histories.at``.
         default: float | np.ndarray = np.nan
         if at is not None:
-            default = read_moment(at, "at", self._unit)
+            default = read_moment(at, self._unit)
         elif histories.at is None or np.isnan(histories.at).any():
             default = self._take_now(histories)
         histories = histories.with_request_time(default)

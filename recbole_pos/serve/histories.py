@@ -72,8 +72,7 @@ def _to_datetime(value: Any) -> datetime:
 
 def _to_name(value: Any) -> Any:
     """Return a UUID or a whole number as text, as names are written; other values as they are."""
-    is_whole = isinstance(value, (float, np.integer)) and float(value).is_integer()
-    if is_whole:
+    if isinstance(value, (float, np.integer)) and float(value).is_integer():
         return str(int(value))
     return str(value) if isinstance(value, UUID) else value
 
@@ -454,13 +453,12 @@ def take_histories(dataset: Dataset, names: list[str]) -> Histories:
     return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
 
-def read_moment(moment: Any, location: str, unit: float | None) -> float:
-    """Return a time that a user gives in the unit of the time field, from 1970-01-01 UTC on.
+def read_moment(moment: Any, unit: float | None) -> float:
+    """Return the time of a request (``at``) in the unit of the time field, from 1970-01-01 UTC on.
 
     Args:
         moment: a number in that unit, a datetime, a date (midnight), or text in ISO 8601; UTC if it
             names no zone.
-        location: the name of the argument, for error messages.
         unit: how many seconds one unit has; None if the field only orders interactions, so that
             only numbers are allowed.
 
@@ -468,9 +466,9 @@ def read_moment(moment: Any, location: str, unit: float | None) -> float:
         UsageError: for anything else.
     """
     try:
-        return _to_unit(_MOMENT.validate_python(moment), location, unit)
+        return _to_unit(_MOMENT.validate_python(moment), "at", unit)
     except ValidationError as error:
-        raise UsageError(describe_invalid(error, location)) from None
+        raise UsageError(describe_invalid(error, "at")) from None
 
 
 def _to_unit(moment: float | datetime, location: str, unit: float | None) -> float:

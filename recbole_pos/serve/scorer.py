@@ -397,8 +397,7 @@ class Scorer:
             times = torch.from_numpy(histories.times).to(device)
         if self.reads_request and histories.at is not None:
             at = torch.from_numpy(histories.at).to(device)
-        has_features = self.fields["events"] or self.fields["user"]  # of interactions, of users
-        if has_features:
+        if self.fields["events"] or self.fields["user"]:  # features of interactions or of users
             features = map_tensors(histories.features, lambda values: values.to(device))
         return encode_queries(model, model.make_batch(items, lengths, times, at, features))
 
