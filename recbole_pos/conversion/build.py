@@ -345,19 +345,24 @@ class Builder:
         self._add_time()
 
     def _add_names(self, role: str, names: Cells) -> None:
-        """Add the field of users (or items), and begin the table that has a row for each of them.
+        """Add the names of users (or items) to the interactions, and begin the table of users.
 
-        The field is in both tables: in that of the interactions, and first in that of the users.
+        In the dataset to be made the names are a field, such as ``user_id``. The table of
+        interactions has it, with the user of each interaction. The table of users has it, too, with
+        each user once; attributes of users are added to that table later.
 
         Args:
             role: ``user`` or ``item``.
             names: [interactions] name of the user (item) of each.
         """
-        # Users are numbered in the order in which they first occur; ``index.cells`` has their names
-        index = self.entities[role] = EntityIndex(names)
-        column, name = self.roles[role], _FIELDS[role]
-        field = self.fields[role] = self._add(column, self.source, "inter", names, default=name)
-        self.tables[role][field] = index.cells
+        # ``_add`` adds the column of the file to the table ``inter``, and returns the name of the
+        # field: the usual one of the role (``_FIELDS``), unless the user has given another.
+        field = self._add(self.roles[role], self.source, "inter", names, default=_FIELDS[role])
+        self.fields[role] = field
+
+        # all users, numbered in the order in which they first occur; ``cells`` are their names
+        self.entities[role] = EntityIndex(names)
+        self.tables[role][field] = self.entities[role].cells
 
     def _add_time(self) -> None:
         """Add the field of the time to the table of interactions, and report its column.

@@ -213,23 +213,26 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
         cells = _number_values(texts).as_kind("float_seq" if is_float else "token_seq")
     else:
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
-    return _empty_missing(cells, [*MISSING, *missing])
+    return _remove_missing_words(cells, [*MISSING, *missing])
 
 
-def _empty_missing(cells: Cells, words: Sequence[str]) -> Cells:
-    """Return the cells with those that hold a word for a missing value, such as NaN, made missing.
+def _remove_missing_words(cells: Cells, words: Sequence[str]) -> Cells:
+    """Empty the cells of a column that hold a word for a missing value, such as NaN.
 
-    How many these are becomes a note, which is reported. Values with the same text, such as 0.0 and
-    -0.0, which are both "0", get one code.
+    The result has a note for the report, such as "12 cells 'NaN', 'null' read as missing".
 
     Args:
-        cells: the cells, as codes of their different ``texts``; code 0 is a missing cell.
-        words: the words.
+        cells: the column, as codes of its different ``texts``.
+        words: the words for a missing value.
     """
+    # which of the different texts are such words, and up to four of these for the note
     is_missing = pc.is_in(cells.texts, pa.array([word for word in words if word]))
     examples = ", ".join(map(repr, cells.texts.filter(is_missing).to_pylist()[:4]))
+    # ``count`` returns how many cells of the column have one of these texts
     note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
-    # ``recode`` replaces the texts; cells whose new text is empty are missing
+
+    # ``recode`` gives the cells new texts: an empty one makes a cell missing, and equal ones, such
+    # as the "0" of 0.0 and of -0.0, get one code.
     return cells.recode(pc.if_else(is_missing, "", cells.texts), cells.kind, note)
 
 

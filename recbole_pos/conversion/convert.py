@@ -194,8 +194,6 @@ def _make_options(
     Returns:
         Name of an option -> value, as in the yaml file of a run.
     """
-    relations = [{"field": field} for field in _choose_relations(report, builder)]
-
     options: dict[str, Any] = {
         "field_separator": "\t",
         "seq_separator": separator,
@@ -205,7 +203,12 @@ def _make_options(
     }
     if builder.has_time:
         options["timestamp_unit"] = "seconds"
+
+    # Under ``for`` are options of single models. AttrFormer relates interactions that have equal or
+    # similar values of a field, such as the same brand. Its option ``relations`` lists the fields.
+    relations = [{"field": field} for field in _choose_relations(report, builder)]
     options |= {"load_col": loaded, "for": {"AttrFormer": {"relations": relations}}}
+
     # Too few items for the usual metrics, which read lists of up to 20 items (_DEFAULT_CUTOFF).
     if report.counts["items"] <= _DEFAULT_CUTOFF:
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}

@@ -224,51 +224,69 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
 def _read_texts(
     column: pa.ChunkedArray, name: str, date_format: str | None
 ) -> dict[str, np.ndarray]:
-    """Read a column of text as times, which may be written in several forms.
+    """Read a column of text as times: numbers as epochs, all other texts as dates.
 
-    Without ``date_format``, cells that are numbers are epochs (counts of seconds, ms, us or ns
-    since 1970), and all others are dates; both may occur in a column. So each form that occurs has
-    an array of its own, which is NaN in the rows of other forms.
+    An epoch is a count of seconds, ms, us or ns since 1970, such as 1709398800. A column may have
+    both epochs and dates, and dates of several forms. So the times of each form are returned as an
+    array of their own, which is NaN in all other rows.
 
     Args:
         column: [rows] strings.
         name: name of the column, for messages.
-        date_format: form of dates for strptime, if all cells are dates; a unit (s, ms, us, ns) if
-            all are epochs; None to tell it by the cells.
+        date_format: s, ms, us or ns if all cells are epochs of this unit; a form such as
+            ``%d/%m/%Y`` if all are dates of this form; None to tell it by the cells.
 
     Returns:
         Name of a form, such as ``ISO dates`` -> [rows] float64 seconds, NaN in rows of other forms.
     """
+    if date_format and date_format not in _UNITS:  # a form: then numbers, too, are digits of dates
+        return _read_date_texts(column, name, date_format)
+
     # The fast way: if every cell is an ISO date, Arrow reads the column at once, else it raises.
-    # ``convert_ticks`` makes seconds of its times.
     if not date_format:
         for zone in (None, "UTC"):  # Arrow reads a column of which all cells, or none, have a zone
             with suppress(pa.ArrowException):
                 return {"ISO dates": convert_ticks(column.cast(pa.timestamp("ns", zone)))}
 
-    # Cells that are numbers are epochs, all in one unit, one of _UNITS: ``_read_epochs`` returns
-    # one form, such as ``epoch seconds``. They are then removed from the column.
-    seconds_by_form: dict[str, np.ndarray] = {}
-    if not date_format or date_format in _UNITS:
-        null = pa.scalar(None, pa.string())
-        is_number = pc.match_substring_regex(column, _NUMBER)
-        numbers = pc.if_else(is_number, column, null)
-        try:
-            numbers = numbers.cast(pa.int64())
-        except pa.ArrowException:  # some have decimals
-            numbers = numbers.cast(pa.float64())
-        seconds_by_form |= _read_epochs(numbers, name, date_format)
-        column = pc.if_else(is_number, null, column)
+    # Divide the column into numbers and other texts: two columns, each null in the other's rows.
+    null = pa.scalar(None, pa.string())
+    is_number = pc.match_substring_regex(column, _NUMBER)
+    numbers, texts = pc.if_else(is_number, column, null), pc.if_else(is_number, null, column)
+    forms = _read_epoch_texts(numbers, name, unit=date_format)
+    return forms if date_format else forms | _read_date_texts(texts, name, date_format)
 
-    # The others are dates, of which ``_read_dates`` returns the forms: ISO dates, and dates with
-    # the day or with the month first. Each different text is parsed once, and its time repeated in
-    # all rows that hold it; empty cells point at the NaN that is appended.
-    if date_format not in _UNITS and column.null_count < len(column):
-        encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
-        for form, seconds in _read_dates(encoded.dictionary, name, date_format).items():
-            seconds_by_form[form] = np.append(seconds, np.nan)[codes]
-    return seconds_by_form
+
+def _read_epoch_texts(numbers: Any, name: str, unit: str | None) -> dict[str, np.ndarray]:
+    """Read numbers that are given as text as epochs, as :func:`_read_epochs` reads numbers."""
+    try:
+        numbers = numbers.cast(pa.int64())
+    except pa.ArrowException:  # some have decimals
+        numbers = numbers.cast(pa.float64())
+    return _read_epochs(numbers, name, unit)
+
+
+def _read_date_texts(
+    column: pa.ChunkedArray, name: str, date_format: str | None
+) -> dict[str, np.ndarray]:
+    """Read a column of text as dates, by parsing each different text once.
+
+    Args:
+        column: [rows] strings, null where a cell is empty.
+        name: name of the column, for messages.
+        date_format: form for strptime; None for ISO dates and dates such as 31/12/2024.
+
+    Returns:
+        Name of a form -> [rows] float64 seconds since 1970, NaN in other rows. Nothing for a column
+        that is empty.
+    """
+    if column.null_count == len(column):
+        return {}
+    # the different texts, and the number of the text in each row
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    forms = _read_dates(encoded.dictionary, name, date_format)
+    # an empty cell gets the number after the last text, where a NaN is appended to the times
+    numbers = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
+    return {form: np.append(seconds, np.nan)[numbers] for form, seconds in forms.items()}
 
 
 def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str, np.ndarray]:
