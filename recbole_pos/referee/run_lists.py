@@ -101,22 +101,21 @@ def compute_lists(
         num_items = read_run_data(run_dir, data_path).item_num - 1  # without the id of padding
         k = min(_LENGTH, num_items)
 
-    # Evaluate the run once more. An evaluation keeps the best items of each target only if a metric
-    # needs them; ItemCoverage (_KEEPS_ITEMS) does, and its value is not used.
+    # Evaluate the run once more. What an evaluation keeps of each target depends on the metrics.
+    # The metric ItemCoverage (_KEEPS_ITEMS) makes it keep the best items; its value is not used.
+    # Metrics that need ranks make it keep which interactions the targets are, too.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
-    loader = experiment.loaders[part]
-    # Only an evaluation called test keeps which interactions the targets are. For part valid it is
-    # called so, too; its targets, which the loader has already, stay those of the part.
-    loader._dataset.phase = "test"
-    experiment.trainer.evaluate(loader, load_best_model=False)
+    collector = experiment.trainer.eval_collector
+    collector.needs_ranks = True
+    experiment.trainer.evaluate(experiment.loaders[part], load_best_model=False)
 
-    # What it has kept of each target: under EVENT its row in the table of all interactions, under
-    # ITEMS the ids of its best items [targets, k]. The batches of an evaluation are in any order;
-    # requests, one for each target, are sorted by row, and so are the lists then.
-    kept = experiment.trainer.eval_collector.last
-    target_rows, items = kept.get(EVENT).cpu().numpy(), kept.get(ITEMS).cpu().numpy()
+    # Of each target: the row of its interaction in the dataset, [targets], and the ids of its best
+    # items, [targets, k]. Targets are in the order of evaluation, and requests, one for each
+    # target, in that of the rows: so sort the lists by row.
+    target_rows = collector.last.get(EVENT).cpu().numpy()
+    items = collector.last.get(ITEMS).cpu().numpy()
     items = items[np.argsort(target_rows, kind="stable")]
 
     # a row for each request and item: requests a, b and k = 2 give a, a, b, b with ranks 1, 2, 1, 2
