@@ -107,11 +107,10 @@ def masked_attention(
     The mask M is -inf at hidden keys, else 0. Torch's ``scaled_dot_product_attention`` computes the
     result, except in two cases, in which it would keep all [b, h, t, t] weights for the gradient:
 
-    - with dropout on a CPU, where it would also be slow
+    - with dropout on a CPU
     - without dropout, if all sequences share a bias that needs a gradient.
 
-    Then :func:`biased_attention` computes the weights of a few sequences at a time. (With dropout
-    on a GPU torch's function is used even so, since ours drops weights on a CPU only.)
+    Then :func:`biased_attention` computes the weights of a few sequences at a time.
 
     Args:
         q, k, v: [b, h, t, e] query, key and value of b sequences, padded at their end.
@@ -126,21 +125,22 @@ def masked_attention(
     p = dropout.p if dropout.training else 0.0
     drops_on_cpu = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
     if bias is None and not drops_on_cpu:
-        # Torch's function makes a causal M itself. That hides padding, too, which stands after all
-        # interactions. Otherwise M hides the padding, if there is any.
+        # Torch's function makes a causal M itself (``is_causal``). That hides the padding, too,
+        # which stands after all interactions. Otherwise M hides the padding, if there is any.
         needs_mask = not causal and not batch.is_full
         is_visible = ~make_mask(batch, causal) if needs_mask else None
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=is_visible, dropout_p=p, is_causal=causal
         )
 
-    # M and the bias as one tensor: ``make_mask`` says where keys are hidden
+    # add M to the bias: ``make_mask`` says which keys are hidden
     bias = q.new_zeros(1, 1) if bias is None else bias
     bias = bias.masked_fill(make_mask(batch, causal), -torch.inf)
+
     num_biases = bias.size(0) if bias.dim() == 4 else 1  # 1: all sequences share it
     learns_shared_bias = bias.requires_grad and p == 0 and num_biases == 1
     if drops_on_cpu or learns_shared_bias:
-        bias = bias.expand(num_biases, q.size(1), batch.width, batch.width)
+        bias = bias.expand(num_biases, q.size(1), batch.width, batch.width)  # as a view
         return biased_attention(q, k, v, bias, dropout if drops_on_cpu else None)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p)
 
@@ -205,9 +205,9 @@ class _BiasedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients to query, key, value and, if it is learned, to the bias.
 
-        The output is out = D v. D are the weights W = softmax(q k^T / sqrt(e) + bias) after
-        dropout, D = W * kept * kept_scale, or D = W if ``kept`` is None. Here * multiplies element
-        by element. With G the gradient to the output (``grad``), the gradients are
+        The output is out = D v with W = softmax(q k^T / sqrt(e) + bias), the weights, and
+        D = W * kept * kept_scale, the weights after dropout (D = W if ``kept`` is None). Here *
+        multiplies element by element. With G the gradient to the output (``grad``), they are
 
             to v            D^T G
             to W            grad_weights = (G * kept_scale) v^T * kept
@@ -216,12 +216,9 @@ class _BiasedAttention(torch.autograd.Function):
             to k            L^T (q / sqrt(e))
             to the bias     L, summed over the sequences if they share one bias
 
-        s has a number for each query, the sum of G * out over the e columns. It equals the sum of
-        W * grad_weights over the keys, which the derivative of the softmax has.
-
-        W was not kept. It is computed again for a chunk of sequences at a time, so that no
-        [b, h, t, t] of the whole batch exists. Each product is written to its place: a slice such
-        as ``grad_v[rows]`` is a view, not a copy.
+        s [queries] is the sum of G * out over the e columns, which equals the sum of
+        W * grad_weights over the keys in the derivative of the softmax. W is computed again for a
+        chunk of sequences at a time, so that no [b, h, t, t] of the whole batch exists.
 
         Args:
             ctx: torch's context with what ``forward`` has saved: q, k, v and out [b, h, t, e]; the
@@ -242,7 +239,8 @@ class _BiasedAttention(torch.autograd.Function):
 
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()  # scale: 1 / sqrt(e)
         scaled_q = q * scale
-        # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias
+        # ``rows`` is a slice, the sequences of a chunk; ``select_rows`` takes their bias. Each
+        # product is written to its place: ``grad_v[rows]`` is a view, not a copy.
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
             weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))  # W
             chunk_grad = grad[rows]  # G

@@ -164,13 +164,13 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 
 
 def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
-    """Check what ``full_sort_predict`` of a model has returned, and return it as a matrix.
+    """Check the scores that a model has returned for some histories, and make a matrix of them.
 
     Some of RecBole's models return one dimension: the scores of the first history, then those of
     the second one, and so on.
 
     Args:
-        scores: the result.
+        scores: what the model's method ``full_sort_predict`` has returned.
         num_rows, num_items: number of histories and of items, padding included.
         model: the model, for the message.
 
@@ -178,11 +178,13 @@ def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Te
         Scores [num_rows, num_items].
 
     Raises:
-        UsageError: if a custom model returns anything but such scores.
+        UsageError: if a custom model returns anything but such scores, of any floating-point type.
     """
-    if isinstance(scores, Tensor) and scores.shape == (num_rows * num_items,):
-        scores = scores.view(num_rows, num_items)
     shape = num_rows, num_items
+    if isinstance(scores, Tensor) and scores.shape == (num_rows * num_items,):
+        scores = scores.view(*shape)
+    # ``require_result`` raises for another shape, or what is no floating-point tensor. It would
+    # cast float64 to another type; float64 is given, so the scores keep their type.
     return require_result(scores, torch.float64, shape, model, "full_sort_predict")
 
 

@@ -69,15 +69,11 @@ class SessionGraph:
         first, last = order[start], order[end]
 
         num_nodes = torch.bincount(events.row[first], minlength=events.batch_size)  # by session
+        nodes = SequenceBatch.from_lengths(
+            items[first], num_nodes, batch.max_length, features=batch.features
+        )
         return cls(
-            events=events,
-            nodes=SequenceBatch.from_lengths(
-                items[first], num_nodes, batch.max_length, features=batch.features
-            ),
-            first=events.index[first],
-            age=events.age[last],
-            count=count,
-            alias=alias,
+            events, nodes, first=events.index[first], age=events.age[last], count=count, alias=alias
         )
 
     @cached_property
@@ -165,43 +161,43 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     session of the items 4, 7, 5, 4, 9 it is one step from 7 to 4 and to 5, and two to 9: back from
     7 to the first 4, which is the same node as the second 4, and on from there.
 
-    The distances are found in sweeps, until none falls any more. A sweep walks along the session in
-    both directions, and then gives all occurrences of an item the least distance among them. From
-    7, the items 4, 7, 5, 4, 9 get:
+    The distances of nodes are lowered in sweeps along the session, until none falls any more. In a
+    sweep each interaction has the distance of its node, and lowers those of the interactions after
+    and before it. Each node then gets the least distance among its interactions. From 7 the items
+    4, 7, 5, 4, 9 have:
 
-        before          far   0  far  far  far
+        at first        far   0  far  far  far
         first sweep       1   0    1    1    3       9 is three steps on from 7, and the second 4
                                                      gets the distance of the first
         second sweep      1   0    1    1    2       9 is one step on from the second 4
 
     Args:
-        graph: graphs of b sessions with m interactions (``events``) and k nodes (``nodes``), the
-            largest session with t interactions and n nodes. ``alias`` [m] is the node of each
-            interaction. Of a node, ``nodes.row`` [k] is its session, and ``nodes.index`` [k] its
-            number in the session, from 0.
+        graph: graphs of b sessions with k nodes in all (``nodes``), the largest session with t
+            interactions and n nodes. The nodes of a session have the numbers 0, 1, ... in it.
         start: [a] int64 nodes from which to count, as indices among the k.
 
     Returns:
         [a, n] int64 number of steps to each node of the session; 0 at padding.
     """
-    events, nodes = graph.events, graph.nodes
-    n, t = nodes.width, events.width
-    session, start_index = nodes.row[start], nodes.index[start]  # [a] both
-    far = 2 * t  # longer than any path
+    # Of each start: its session, and the numbers of the nodes along that session, interaction by
+    # interaction, [a, t]; such as 0, 2, 1, 0, 3 for the items 4, 7, 5, 4, 9. Padding is node n.
+    events, nodes, n = graph.events, graph.nodes, graph.nodes.width
+    session = nodes.row[start]
+    numbers = nodes.index[graph.alias]  # of the node of each interaction of the batch
+    path = events.pad(numbers, "start").masked_fill(events.padding, n)[session]
 
-    # For each start the nodes of its session, interaction by interaction; n at padding: [a, t].
-    node = events.pad(nodes.index[graph.alias], "start").masked_fill(events.padding, n)[session]
-    distance = torch.where(node == start_index[:, None], 0, far)  # of each interaction, [a, t]
+    # The distance of each node from the start, [a, n + 1]: 0 for the start, and far for others.
+    far = 2 * events.width  # longer than any path
+    distance = path.new_full((len(start), n + 1), far)
+    distance.scatter_(1, nodes.index[start][:, None], 0)
     while True:
-        forwards, backwards = _walk(distance), _walk(distance.flip(1)).flip(1)
-        walked = torch.minimum(forwards, backwards)
-        # the least distance of each node, and of padding as node n, over its interactions
-        shortest = distance.new_full((len(start), n + 1), far)
-        shortest.scatter_reduce_(1, node, walked, "amin")
-        # all interactions of a node get this distance
-        previous, distance = distance, shortest.gather(1, node)
+        # Lower the distance of each interaction to one more than that of the one before it
+        # (``_walk``), and of the one after it; then that of each node to the least of these.
+        along_path = distance.gather(1, path)  # [a, t]
+        walked = torch.minimum(_walk(along_path), _walk(along_path.flip(1)).flip(1))
+        previous, distance = distance, distance.scatter_reduce(1, path, walked, "amin")
         if torch.equal(previous, distance):  # none has fallen
-            return shortest[:, :n].masked_fill(nodes.padding[session], 0)
+            return distance[:, :n].masked_fill(nodes.padding[session], 0)
 
 
 def _walk(distance: Tensor) -> Tensor:
@@ -220,14 +216,14 @@ def _walk(distance: Tensor) -> Tensor:
 def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None) -> Tensor:
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
-    A node receives messages from nodes before it (N_in) and after it (N_out) in the session. By an
-    edge from i to j node j receives from i by N_in, and i from j by N_out, with the edge's weight.
-    Anchors are nodes that send to all other nodes of the session, with the number of steps between
-    them as weight: by N_in where ``anchors.into`` is True, by N_out where ``anchors.out`` is.
+    A node receives messages from nodes before it (N_in) and after it (N_out) in the session:
 
-    The paper (Qiu et al., TOIS 2021) does not say what an anchor sends to a node that also has an
-    edge from it: here the distance, not the edge's weight. Nor does it say what an anchor sends to
-    itself: here the weight of its edge to itself, mostly 0.
+    - along edges, with the edge's weight. By an edge from i to j node j receives from i by N_in,
+      and i from j by N_out.
+    - from anchors, nodes that send to all other nodes of the session. The weight is the number of
+      steps between the two, also where there is an edge (the paper, Qiu et al., TOIS 2021, leaves
+      that open). An anchor sends by N_in if ``anchors.into`` is True, by N_out if ``anchors.out``
+      is.
 
     Args:
         graph: graphs of b sessions, the largest with n nodes.
@@ -246,13 +242,13 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
 
     # the session of each anchor, and its number among the nodes of the session, [a] both
     session, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-    # what each anchor sends by its edges, by N_in and by N_out, to the n nodes of its session
+    # the weights with which each anchor sends to the n nodes of its session, by N_in and by N_out
     by_edges = weights[session, :, :, index]  # [a, 2, n]
 
-    # Distances replace it, by N_in and N_out if the anchor sends by them, for nodes other than the
-    # anchor itself, to which the distance is 0.
-    sends = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
+    # Distances replace them where the anchor sends (by N_in, by N_out), except at 0: padding, and
+    # the anchor itself, which keeps its edge to itself.
     distance = anchors.distance[:, None].to(weights.dtype)  # [a, 1, n]
+    sends = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
     weights[session, :, :, index] = torch.where(sends & (distance > 0), distance, by_edges)
     return weights
 
