@@ -198,16 +198,15 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Encode the numbers 0, 1, 2, ... by sines and cosines, a number in each row of a table.
+        """Return a table of sines and cosines whose row k encodes the number k of interactions.
 
-        The numbers are counts of interactions. An interaction that has three older ones is later
-        encoded by row 3 of the table for the count ``forward``.
+        In the table for the count ``forward``, the number of older interactions, row 3 is the
+        encoding of an interaction that has three older ones.
 
         Args:
-            count: name of the count that the table is for: ``forward`` (older interactions),
-                ``backward`` (newer ones) or ``length`` (all). This method encodes all of them
-                alike; subclasses override it to encode one of them differently.
-            row: [n] float64 numbers to encode: 0, 1, 2, ...
+            count: what is counted: ``forward`` (older interactions), ``backward`` (newer ones) or
+                ``length`` (all). Their tables are the same here, but not in all subclasses.
+            row: [n] float64 numbers of the rows: 0, 1, 2, ...
             width: number of columns of the table.
             d: hidden size of the model, by which frequencies fall from column to column.
 

@@ -78,15 +78,10 @@ class TimeIntervalAttention(AttentionPosition):
             out_i = sum_j a_ij (v_j + P^V_j + R^V[r_ij])                       over j <= i
             a_i   = softmax_j( q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) )
 
-        r_ij is the interval between i and j: a whole number, the time between them in units of the
-        user's shortest gap (Li et al., WSDM 2020). Learned are vectors P of positions
-        (``position_key``, ``position_value``) and R of intervals (``time_key``, ``time_value``),
-        one in each row of a table. A vector R for every pair i, j would need e times the memory of
-        a_ij, so none is formed. Instead
-
-            q_i . R^K[r]          is computed for every interval r, and that of r_ij is picked;
-            sum_j a_ij R^V[r_ij]  is sum_r w_ir R^V[r], where w_ir is the sum of those a_ij whose
-                                  interval r_ij is r.
+        P^K_j and P^V_j are learned vectors of the position of j. The interval r_ij is a whole
+        number: the time between i and j in units of the user's shortest gap (Li et al., WSDM 2020).
+        R^K and R^V are tables with a learned vector for each interval. The vectors of all pairs
+        i, j would need e times the memory of a_ij, so they are never formed.
 
         Args:
             query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
@@ -96,22 +91,22 @@ class TimeIntervalAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # Add the vectors P of positions. ``age`` counts the newer interactions of the history, so
-        # the newest interaction has the last of the n rows.
+        # Add the vectors of positions, P^K and P^V, a row of a table each. ``age`` counts the newer
+        # interactions of the history, so the newest interaction has the last of the n rows.
         _, h, e = value.shape
         row = self.max_length - 1 - batch.age
         key = key + self.position_key[row].view(-1, h, e)
         value = value + self.position_value[row].view(-1, h, e)
-        # histories of one length t, with zeros after shorter ones ("start")
+        # make all histories of one length t, with zeros after shorter ones ("start")
         block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e] each
 
-        # r_ij [b, t, t], computed once for all layers, and the same for all heads: [b, h, t, t]
-        longest = len(self.time_key) - 1
+        # the intervals r_ij [b, t, t], computed once for all layers; then repeated for all heads
+        longest = len(self.time_key) - 1  # the largest interval
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
-        intervals = intervals[:, None].expand(-1, h, -1, -1)
+        intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
 
-        # logits [b, h, t, t], with the products q_i . R^K[r], [b, h, t, intervals]
+        # q_i . R^K[r] for every interval r, [b, h, t, intervals]; ``gather`` picks that of r_ij
         by_interval = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + by_interval.gather(-1, intervals)) / math.sqrt(e)
 
@@ -119,10 +114,11 @@ class TimeIntervalAttention(AttentionPosition):
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
 
-        # the sums w_ir, [b, h, t, intervals]: each weight is added to that of its interval
+        # sum_j a_ij R^V[r_ij] is sum_r w_ir R^V[r]: w_ir, [b, h, t, intervals], is the sum of those
+        # a_ij whose interval r_ij is r
         sums = weights.new_zeros(by_interval.shape).scatter_add(-1, intervals, weights)
-        time_value = self.time_value.view(-1, h, e)
-        out = weights @ v + torch.einsum("bhtr,rhe->bhte", sums, time_value)
+        by_time = torch.einsum("bhtr,rhe->bhte", sums, self.time_value.view(-1, h, e))
+        out = weights @ v + by_time
         return batch.unpad(out.transpose(1, 2), "start")  # [b, h, t, e] to [m, h, e]
 
 

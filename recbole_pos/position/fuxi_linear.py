@@ -73,17 +73,18 @@ class FuXiLinear(AttentionPosition):
         time_max_period: float,
         time_unit: str,
     ) -> None:
-        """Create what three kinds of attention need: by content, by order and by time.
+        """Create the parameters of attention by content, by order and by time.
 
-        The columns of a head's values are shared out among the three kinds. Each sums its columns
-        over older interactions, with weights of its own (FuXi-Linear, Ye et al., 2026):
+        The columns of a head's values v are shared out among the three. Each sums its columns over
+        interaction i and older ones j (FuXi-Linear, Ye et al., 2026; without constant factors):
 
-            content    the product of query and key, which falls by a learned factor from
-                       interaction to interaction, another one in each head
-            order      alpha times the product of two learned vectors of positions; the value of the
-                       interaction itself has a further weight beta
-            time       a fixed function of the time between, with periods from the shortest to the
-                       longest
+            content    sum_j g^(i - j) (q_i . k_j) v_j        with queries q and keys k
+            order      alpha sum_j (p_i . p_j) v_j + beta v_i
+            time       sum_j 2^(-x) cos(x) v_j in half of the columns, sin(x) in the others,
+                       with x = 2 pi (t_i - t_j) / period
+
+        Learned are a factor g of each head, a vector p_i of each position, alpha and beta. Periods
+        are fixed, one for every two columns.
 
         Args:
             dimensions: sizes of the model, with h heads of at least three columns.
@@ -97,22 +98,24 @@ class FuXiLinear(AttentionPosition):
         """
         super().__init__()
         h = dimensions.n_heads
+        # the numbers of columns for content, for order and for time
         self.sizes = _share_out_columns(dimensions.head_size, channel_share)
 
-        # Content: a number for each head, of which :meth:`_sum_by_content` computes the factor.
+        # Content: a number for each head, of which :meth:`_sum_by_content` computes g.
         self.raw_decay = nn.Parameter(torch.zeros(h))
 
-        # Order: the vectors of the n positions, [n, size]; alpha and beta, which start at 0.02 and
-        # 1. Fresh vectors are sines and cosines.
+        # Order: the vectors p of the n positions, [n, size], at first sines and cosines; and
+        # (alpha, beta), at first 0.02 and 1.
         self.positions = nn.Parameter(_make_sinusoids(dimensions.max_length, fuxi_position_size))
         self.share = nn.Parameter(torch.tensor([0.02, 1.0]))
 
-        # Time: a fixed period for each pair of columns in each head, log-spaced over all heads.
-        # ``bank()`` returns 2 pi / period in radians per second, [h num_pairs].
-        self.num_pairs = math.ceil(self.sizes[2] / 2)
+        # Time: every two columns of every head have a period. ``wavelength_form`` returns so many
+        # values of 2 pi / period, in radians per second, with periods log-spaced from the shortest
+        # to the longest. ``bank`` is a module without parameters that keeps them.
         rotary.require_periods(time_min_period, time_max_period, time_unit)
-        unit = SECONDS[time_unit]
-        shortest, longest = time_min_period * unit, time_max_period * unit
+        shortest = time_min_period * SECONDS[time_unit]
+        longest = time_max_period * SECONDS[time_unit]
+        self.num_pairs = math.ceil(self.sizes[2] / 2)  # of the columns for time of a head
         frequencies = rotary.wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = rotary.FrequencyBank(frequencies, "fixed", scaled=False)
 

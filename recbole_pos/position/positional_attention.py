@@ -147,15 +147,13 @@ class LearnedAttention(PositionalAttention):
     def weights(self, t: int) -> Tensor:
         """Return the weights A with which the newest t positions read each other.
 
-        Logits R / sqrt(e) are learned for each two of the n positions that a history can have. A
-        softmax over the positions that are read (keys) makes weights of them. Keys newer than the
-        query must have the weight 0. The option ``positional_mask`` says when they are taken out:
+        Logits R / sqrt(e) are learned for each two of the n positions that a history can have, the
+        query and the key that it reads. Weights are their softmax over keys, where keys newer than
+        the query have the weight 0. There are two forms (option ``positional_mask``):
 
-            before the softmax    This returns exp(R / sqrt(e)), 0 for newer keys. The caller
-                                  divides by the sum of the weights of the keys that a history has
-                                  (``divides_by_sum`` is True), which completes the softmax.
-            after the softmax     This returns the softmax over all n keys, with 0 for newer ones.
-                                  Nothing is divided (``divides_by_sum`` is False).
+        - If ``divides_by_sum``, newer keys are left out of the softmax. Then this returns the
+          numerators of the softmax. The caller divides by their sum.
+        - Else the softmax is over all n keys, and the weights of newer ones are set to 0 after it.
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
@@ -165,14 +163,14 @@ class LearnedAttention(PositionalAttention):
         """
         # ``logits(t, num_keys)`` returns [h, t, num_keys]: the newest t positions as queries (rows)
         # and the newest ones as keys (columns).
-        if self.divides_by_sum:
-            logits = self.logits(t, t)
-            logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
-            # less the maximum of each row, which keeps exp in range and cancels in the division
-            return (logits - logits.amax(-1, keepdim=True).detach()).exp()
-        whole_rows = self.logits(t, self.max_length).softmax(-1)  # over all n keys
-        # the newest t keys, which are the queries' positions; 0 above the diagonal, for newer keys
-        return whole_rows[..., -t:].tril()
+        if not self.divides_by_sum:
+            all_keys = self.logits(t, self.max_length).softmax(-1)  # [h, t, n]
+            return all_keys[..., -t:].tril()  # 0 above the diagonal, for newer keys
+
+        logits = self.logits(t, t)
+        logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
+        # less the maximum of each row, which keeps exp in range and cancels in the division
+        return (logits - logits.amax(-1, keepdim=True).detach()).exp()
 
 
 class PositionMatrix(LearnedAttention):

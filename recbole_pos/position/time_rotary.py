@@ -277,18 +277,24 @@ class MultiLevelRotaryPosition(AngularPosition):
         self.cache_key = (*rote_bases, *rote_weights)
 
     def cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines that rotate planes by year, month and day at once.
+        """Return weighted sums of cosines and sines, by which year, month and day rotate at once.
 
-        A rotated plane is a linear function of the cosine and the sine of its angle. So with the
-        weighted sums of the three cosines and sines it is the weighted sum of three rotations.
+        The caller rotates each pair (x, y) of columns of queries and keys to
+
+            (cos x - sin y,  sin x + cos y)
+
+        With the sums over year, month and day of weight cos(angle) and of weight sin(angle) in
+        place of cos and sin, the result is the weighted sum of three rotated pairs.
 
         Args:
             batch: the m interactions, with times in seconds.
 
         Returns:
-            sum_l weight_l cos(angle_l) and the same of the sines, [m, 1, e / 2] each.
+            The sums of the cosines and of the sines, [m, 1, e / 2] each: for each pair of columns,
+            and the same in all heads.
         """
         assert batch.times is not None  # because of ``needs_time``
+        # the angles are days times the frequencies of year, month and day, ``bank()`` [3, e / 2]
         angles = make_angles(batch.times / SECONDS["days"], self.bank())  # [m, 3, e / 2]
         levels = list(zip(self.level_weights, angles.unbind(1), strict=True))
         cos = torch.stack([weight * angle.cos() for weight, angle in levels]).sum(0)
