@@ -521,13 +521,12 @@ class RelationLookup:
         if self.user_table is None:  # no attributes of users
             return edges, None
 
-        # ``user_table`` says how strongly two classes of users, with the same attributes each, are
-        # related. Class 0 is for users without attributes, and for those from outside the dataset,
-        # whose numbers are past the last one of ``class_of`` [users].
+        # Users with equal attributes are a class, and ``user_table`` says how strongly classes are
+        # related. Class 0 is for users without attributes: here for those from outside the dataset,
+        # whose ids are past the last one of ``class_of`` [users].
         classes = take_or_fill(self.user_table.class_of, order.user, 0)
-        # ``across_users`` says whether the option ``cross_sequence`` lets other users be read.
-        # ``same_column``: by users, as in the paper, the n-th interaction of a window is related
-        # only to the n-th ones of other windows.
+        # ``same_column``: as in the paper, the n-th interaction of a window is related only to the
+        # n-th ones of other windows.
         user_edges = top_relations(
             self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
@@ -540,10 +539,10 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """Compute the relations among the m interactions of a batch as sparse matrices.
+        """Compute the relations among the m interactions of a batch as sparse matrices [m, m].
 
-        Entry i, j of a matrix is the weight with which the state of interaction j is added to a sum
-        for interaction i.
+        The model multiplies the states of the interactions by such a matrix: interaction i gets a
+        sum of the states of interactions j that it is related to, with entry i, j as the weight.
 
         Args:
             rows: the windows of the batch, one after the other.
@@ -551,21 +550,23 @@ class RelationLookup:
             device, dtype: of the matrices.
 
         Returns:
-            ``heads``: by attributes of items and interactions, a matrix [m, m] for each, one under
-            the other: [M m, m] for M attributes. ``users``: one matrix [m, m] by all attributes of
-            users. Both are None without such attributes.
+            ``heads``: for M attributes of items and interactions M matrices, one under the other,
+            [M m, m]. ``users``: one matrix [m, m] for all attributes of users together. Either is
+            None without such attributes.
         """
-        # ``order`` says which interactions each one may read; relations are edges between them
+        # ``make_order`` decides which interactions each one may read. ``find`` lists the related
+        # ones among these as edges (two interactions and a weight), for each attribute of items and
+        # interactions, and for those of users together.
         order = self.make_order(rows, rng)
         edges_by_attribute, user_edges = self.find(rows, order)
         m = len(order)
 
+        # ``stack_relations`` makes a matrix of each list of edges, and puts one under the other.
         heads = users = None
         if edges_by_attribute:
             heads = stack_relations(edges_by_attribute, m, device, dtype)
         if user_edges is not None:
-            # The sums by users may replace states, so an interaction is in its own sum. Those by
-            # other attributes are added to what attention returns, which has its state already.
+            # A model may replace a state by its sum over users, so the state itself is added to it.
             user_edges = self._add_self_relations(user_edges, order)
             users = stack_relations([user_edges], m, device, dtype)
         return BatchRelations(heads, users)
@@ -582,9 +583,9 @@ class RelationLookup:
             order: the m interactions of the batch, for their users.
         """
         assert self.user_table is not None  # how strongly users are related
-        # Users with the same attributes are a class. Users from outside the dataset, numbered past
-        # its end, have no attributes and get class 0. ``self_relation`` [classes] says how strongly
-        # each class is related to itself; it is 0 without attributes.
+        # Users with equal attributes are a class. Those without attributes are related to nothing,
+        # not even to themselves: their ``self_relation`` [classes] is 0. A user from outside the
+        # dataset, whose id is past the last one of ``class_of`` [users], has none: that is class 0.
         classes = take_or_fill(self.user_table.class_of, order.user, 0)
         value = self.user_table.self_relation[classes]
         value[value == 0] = self.default_self_relation

@@ -326,15 +326,15 @@ class _ReadableInteractions:
         order: EventOrder,
         across_users: bool,
     ) -> None:
-        """Sort the interactions of a batch in three ways, one for each search of ``find``.
+        """Sort the interactions of a batch in three ways, one for each search of :meth:`find`.
 
-        An interaction, the reader, may read of a class (such as a brand) those that
+        An interaction, the reader, searches the interactions of a class, such as a brand, for
 
-        - are before it in its own sequence, which is interactions of one user; or
-        - are of other users and arrive before it, in some order of the whole batch.
+            by_number     those before it in its own sequence, which is interactions of one user
+            by_arrival    those of any user that arrive before it, in an order of the whole batch
+            by_user       those of its own user that arrive before it
 
-        The second ones are all that arrive before it, less those of its own user. So there are
-        three things to find, each a range of neighbours in one of three sorted lists.
+        It may read the first ones, and of the second ones those that are not among the third.
 
         Args:
             own_class: [m] int64 class of each of the m interactions, such as the brand of its item.
@@ -345,58 +345,60 @@ class _ReadableInteractions:
                 it (``is_source``). A sequence has consecutive numbers, the oldest first.
             across_users: whether interactions of other users are read at all.
         """
-        self.order, self.column = order, column
-        # those before a reader in its sequence, whose first interaction has the number ``first``
+        # ``_SortedInteractions(interactions, a, b, c)`` sorts interactions by a, equal ones by b,
+        # and equal ones by c. So those of one class (a), one column (b) and a range of arrivals
+        # (c), such as all below that of the reader, are neighbours.
         number = np.arange(len(order))
-        self.first = np.searchsorted(order.sequence, order.sequence, "left")
         self.by_number = _SortedInteractions(classified, own_class, column, number)
-
-        # those that arrive before a reader: sorted by arrival. And those of one user that do:
-        # sorted by user and, for the same user, by arrival.
         sources = classified[order.is_source[classified]] if across_users else classified[:0]
         self.by_arrival = _SortedInteractions(sources, own_class, column, order.arrival)
         self.by_user = _SortedInteractions(sources, own_class, column, order.user, order.arrival)
+
+        # what a search reads of the reader; ``first`` is the first interaction of its sequence
+        self.order, self.column = order, column
+        self.first = np.searchsorted(order.sequence, order.sequence, "left")
 
     def find(
         self, source_class: np.ndarray, reader: np.ndarray
     ) -> tuple[_Ranges, _Ranges, np.ndarray]:
         """Find what n readers may read, each of one class, as ranges of sorted interactions.
 
-        A reader is an interaction that reads others: it adds their states to its own. A class is
-        all interactions with one value of a field, such as one brand. For example, of a class are
+        A reader is an interaction that reads others: it adds their states to its own. It may read
+        those before it in its own sequence, and those of other users that arrive before it, in an
+        order of the whole batch. For example, of a class (such as a brand) are
 
             number   0    1    2    3
             user     ann  ann  bob  bob
-            arrival  0    2    1    3     place in an order of the whole batch
+            arrival  0    2    1    3
 
-        Reader 3, of bob, may read 2, which is before it in its own sequence, and of other users
-        those that arrive before it, 0 and 1.
+        Reader 3 may read 2, of its own sequence, and 0 and 1, of another user.
 
         Args:
             source_class: [n] int64 the class that each reader searches.
             reader: [n] int64 number of each reader.
 
         Returns:
-            The range of what is before each reader in its own sequence: 2 in the example. The range
-            of all that arrive before it, of whichever user: 0, 2 and 1. And [n] int64, how many of
-            these are of its own user, and so not to be read by arrival: 1.
+            own: the range of those before each reader in its own sequence: 2 in the example.
+            arrived: the range of those of all users that arrive before it: 0, 2 and 1.
+            num_own_user: [n] int64 how many of ``arrived`` are of the reader's own user, and so to
+            be skipped by the caller: 1.
         """
-        # Readers find only interactions of their own ``column``: the place in a window, or 0 for
-        # all. Interactions are sorted by class and column first.
-        group = source_class, self.column[reader]
+        # A reader searches one class and one column, which is its place in its window where only
+        # interactions at the same place are read, and else 0 for all.
+        class_and_column = source_class, self.column[reader]
         user, arrival = self.order.user[reader], self.order.arrival[reader]
 
-        # those of the own sequence: numbers from the first of the sequence to below the reader's
-        begin, end = self.by_number.find_range(group, self.first[reader], reader)
+        # numbers from the first one of the reader's sequence to the one before the reader
+        begin, end = self.by_number.find_range(class_and_column, self.first[reader], reader)
         own = _Ranges(self.by_number.events, begin, end)
 
-        # all that arrive before the reader: arrivals from 0 to below the reader's
-        begin, end = self.by_arrival.find_range(group, 0, arrival)
+        # arrivals from 0 to below that of the reader
+        begin, end = self.by_arrival.find_range(class_and_column, 0, arrival)
         arrived = _Ranges(self.by_arrival.events, begin, end)
 
-        # the same once more, but only those of the reader's user, of which the number is enough
-        begin, end = self.by_user.find_range((*group, user), 0, arrival)
-        return own, arrived, end - begin
+        # the same arrivals, but of the reader's own user
+        begin, end = self.by_user.find_range((*class_and_column, user), 0, arrival)
+        return own, arrived, end - begin  # the last is num_own_user
 
 
 def _allocate(

@@ -512,28 +512,40 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
 def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp.csr_matrix]:
     """Divide items, users or interactions into classes of equal values, and relate the classes.
 
-    Classes are related by equation 10 of AttrFormer (Liu et al., KDD 2025): those of tokens by how
-    many tokens they share, those of numbers by exp(-difference). More than ``MAX_PAIRS`` pairs of
-    related classes are a UsageError.
+    Items of the prices 5, 7, 5, for example, are of the classes 1, 2, 1. How strongly two classes
+    are related is equation 10 of AttrFormer (Liu et al., KDD 2025): for numbers such as prices
+    exp(-difference / scale), for sets of tokens such as categories how many tokens they share.
 
     Args:
         relation: an entry of the option ``relations``: the ``field`` whose values are compared,
-            their ``kind``, and the file that has them (``origin``). If it names a second field
-            (``within``), only classes that share a token of it are related.
+            their ``kind`` (numerical, or categorical for tokens), and the file that has them
+            (``origin``). If it names a second field (``within``), only items or users that share a
+            token of that are related.
         dataset: where the values are read.
 
     Returns:
-        [entities] int64 class of each item, user or interaction, 0 for none; and the sparse matrix
-        [classes, classes] of relations.
+        [entities] int64 class of each item, user or interaction, 0 for a missing value; and the
+        sparse matrix [classes, classes] of relations. More than ``MAX_PAIRS`` are a UsageError.
     """
     if relation.within is not None:
         return _relate_within(relation, relation.within, dataset)
-    column = read_column(relation.field, relation.origin, dataset)
+    class_of, values = _number_classes(relation, dataset)
     if relation.kind == "categorical":
-        class_of, tokens = number_token_sets(column)
-        return class_of, relate_categorical(tokens, relation.field)
-    class_of, numbers = number_values(column)
-    return class_of, relate_numerical(numbers, relation.scales, relation.field)
+        return class_of, relate_categorical(values, relation.field)
+    return class_of, relate_numerical(values, relation.scales, relation.field)
+
+
+def _number_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, Any]:
+    """Number the different values of a relation's field, from 1; 0 stands for a missing value.
+
+    Returns:
+        [entities] int64 number of the value of each item, user or interaction; and the values: of a
+        categorical field a sparse matrix [values, tokens], which is 1 where a value has a token, of
+        others the numbers [values].
+    """
+    column = read_column(relation.field, relation.origin, dataset)
+    is_categorical = relation.kind == "categorical"
+    return number_token_sets(column) if is_categorical else number_values(column)
 
 
 def _relate_within(
@@ -542,12 +554,12 @@ def _relate_within(
     """Relate items or users by one field, but only those that share a token of a second field.
 
     With {field: price, within: category}, for example, two items are related by their prices if
-    they have a category in common. Items of one price and one set of categories have the same
-    relations to others, so they are one class.
+    they have a category in common. Items of one price and one set of categories are one class, as
+    they have the same relations to others. Three items of the prices 5, 7, 5 and the categories
+    {b}, {b}, {b, c} are of the classes 1, 3, 2: class 1 is 5 {b}, class 2 5 {b, c}, class 3 7 {b}.
 
     Args:
-        relation: an entry of the option ``relations``; its ``field`` is the first field, of numbers
-            or (``kind`` categorical) of tokens.
+        relation: an entry of the option ``relations``; its ``field`` is the first field.
         within: the second field, of tokens.
         dataset: where the values of the fields are read.
 
@@ -555,33 +567,32 @@ def _relate_within(
         [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
         relations.
     """
-    # Three items, for example, have the prices 5, 7, 5 and the categories {b}, {b}, {b, c}. The
-    # different values of each field are numbered from 1, 0 is a missing one: by price the items are
-    # 1, 2, 1, by category 1, 1, 2. ``values`` has the price of each number, or the tokens for a
-    # categorical field; ``sets`` [numbers, tokens] is 1 where a number has a category.
-    column = read_column(relation.field, relation.origin, dataset)
-    is_categorical = relation.kind == "categorical"
-    item_value, values = number_token_sets(column) if is_categorical else number_values(column)
-    item_set, sets = number_token_sets(read_column(within, relation.origin, dataset))
+    # Names below are those of the example. The different prices are numbered from 1, and so are the
+    # different sets of categories; 0 is none. The items have the prices 1, 2, 1, the sets 1, 1, 2.
+    prices_of_items, prices = _number_classes(relation, dataset)
+    sets_of_items, sets = number_token_sets(read_column(within, relation.origin, dataset))
 
-    # Each different pair of value and set is a class: here (1, 1), (1, 2) and (2, 1) are the
-    # classes 1, 2, 3, and the items are of the classes 1, 3, 2.
-    item_class, value_and_set = join_classes([item_value, item_set])
-    class_value, class_set = value_and_set.T
+    # The classes: each different pair of a price and a set. In the example the classes 1, 2, 3 have
+    # the prices 1, 1, 2 and the sets 1, 2, 1.
+    class_of_items, pairs = join_classes([prices_of_items, sets_of_items])
+    prices_of_classes, sets_of_classes = pairs.T
 
-    # How many categories every two sets share, [numbers, numbers]; and from it a matrix
-    # [classes, classes], whose entry i, j is that of the sets of the classes i and j.
-    by_set = relate_categorical(sets, within)
-    by_class = spread_matrix(class_set, by_set, relation.field).tocoo()
+    # A sparse matrix [classes, classes] that says how many categories two classes share. It has
+    # entries only for classes i, j that share one. Of these only those with a price are related.
+    shared = spread_matrix(sets_of_classes, relate_categorical(sets, within), relation.field)
+    i, j = shared.nonzero()
+    have_prices = (prices_of_classes[i] > 0) & (prices_of_classes[j] > 0)
+    i, j = i[have_prices], j[have_prices]
 
-    # The pairs i, j to relate share a category (the matrix has no other entries) and have a value.
-    have_values = (class_value[by_class.row] > 0) & (class_value[by_class.col] > 0)
-    i, j = by_class.row[have_values], by_class.col[have_values]
+    strength = _relate_pairs(relation, prices, prices_of_classes[i], prices_of_classes[j])
+    return class_of_items, sp.csr_matrix((strength, (i, j)), shape=shared.shape)
 
-    # how strongly the values of each pair are related: by shared tokens or exp(-difference / scale)
-    if is_categorical:
-        strength = count_shared_tokens(values, class_value[i], class_value[j])
-    else:
-        difference = values[class_value[i]] - values[class_value[j]]
-        strength = similarity(difference, relation.scales)
-    return item_class, sp.csr_matrix((strength, (i, j)), shape=by_class.shape)
+
+def _relate_pairs(relation: Relation, values: Any, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    """Return how strongly the two values of each pair are related, for n pairs of a field's values.
+
+    ``values`` are all of them (see :func:`_number_classes`), i and j [n] the numbers of the two.
+    """
+    if relation.kind == "categorical":
+        return count_shared_tokens(values, i, j)
+    return similarity(values[i] - values[j], relation.scales)
