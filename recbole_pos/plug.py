@@ -72,10 +72,10 @@ def _add_class(module: ModuleType, suffix: str, home: str, class_name: str) -> N
 
 @wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
-    """Add the defaults of this package to a configuration while RecBole makes it.
+    """Read the defaults of options as RecBole does, and add those of this package.
 
-    RecBole's ``Config`` reads defaults by its method ``_load_internal_config_dict``. This function
-    replaces that method, and calls it first (``load``). What is added depends on the model:
+    This function replaces a method of RecBole's ``Config``, and calls it first (``load``). What it
+    adds depends on the model:
 
     - a model that this package trains (``is_served``): the defaults of all options of this package,
       those of the model, its position schemes and its loss included (``plugin_defaults``)
@@ -112,10 +112,9 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
         _check_options(options, defaults, model)
 
     # ``load_col`` lists the columns to read. RecBole's default leaves out the time, which models of
-    # this package need, so the time is added to the default. (If the user gives ``load_col``, that
-    # wins over this default, as with every option.) The user may have renamed the columns.
-    column_names = {**internal, **options}
-    internal["load_col"] = add_time_field(internal.get("load_col"), column_names)
+    # this package need, so it is added. All options are given for the name of the time's column.
+    all_options = {**internal, **options}
+    internal["load_col"] = add_time_field(internal.get("load_col"), all_options)
 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
@@ -200,7 +199,7 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
 
 def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
-    """Return a checkpoint of this package in the form of one of RecBole's, with the best weights.
+    """Give a checkpoint of this package the names that RecBole looks for, with the best weights.
 
     Args:
         state: content of the checkpoint.
@@ -218,8 +217,8 @@ def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
     from recbole_pos.model.models import is_served
     from recbole_pos.plain import from_plain
 
-    # For a served model RecBole gets the plugin's data, and so the split of the run. Data of other
-    # models, such as RecBole's SASRec, it would read and split itself.
+    # RecBole gets the data of this package, split as in the run, for models that this package
+    # trains (``is_served``). Data of other models, such as its SASRec, it would split itself.
     config = PosConfig(config_dict=state["config"], strict=False)
     if not is_served(config["model"]):
         raise CheckpointError(
@@ -227,8 +226,8 @@ def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
             "RecBole does not make; load it with recbole_pos.load"
         )
 
-    # RecBole would unpickle data that it finds in its usual folder, or at these two paths; that
-    # could run code. Nothing can be found within a checkpoint, which is a file and no folder.
+    # RecBole unpickles data that it finds at these two paths, by default in its usual folder. That
+    # could run code, so they lead nowhere: nothing is within a checkpoint, a file and no folder.
     for key in ("dataset_save_path", "dataloaders_save_path"):
         config[key] = os.path.join(file, "nothing")
 
