@@ -224,7 +224,7 @@ class PosTrainer(EvaluatingTrainer):
         try:
             while progress.next_epoch < self.epochs and not progress.stopped:
                 epoch = progress.next_epoch
-                line = self._train_epoch(self.loader, epoch, show_progress)
+                line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
                 trim_heap()
                 has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
