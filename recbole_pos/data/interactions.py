@@ -182,6 +182,7 @@ def sort_interactions(
         order: [interactions] int64, row in the file of each interaction of the log.
     """
     storage = storage or Storage()
+    storage.release_pages()  # the sort reads two of the columns
 
     # Find the order. User u gets the rows offsets[u] up to offsets[u + 1].
     users, times = fields[user_field].numpy(), fields[time_field].numpy()
@@ -204,6 +205,7 @@ def sort_interactions(
     del fields[user_field]
     for name in list(fields):
         columns[name] = _sort_column(fields.pop(name), order, storage)
+        storage.release_pages()
     sorted_users = storage.store(np.repeat(np.arange(num_users), np.diff(offsets)))
     columns[user_field] = torch.from_numpy(sorted_users)
     return EventLog(columns, offsets, user_field, item_field, time_field), order

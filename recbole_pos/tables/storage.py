@@ -6,10 +6,12 @@ Columns lie in memory, or in mapped files where they would exceed ``memory_limit
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import re
 import sys
 import tempfile
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ class Storage:
         self.is_on_disk = num_cells * _BYTES_PER_CELL > limit
         rows = min(max(limit // _BYTES_PER_SORTED_ROW, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
         self.sorted_rows = rows if self.is_on_disk else np.iinfo(np.int64).max
+        self._mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # files of living columns
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an array with arbitrary values, to be filled, in memory or on disk.
@@ -74,13 +77,24 @@ class Storage:
                 # the mapped file, the system would end the process.
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
-                return np.memmap(file, dtype, "w+", shape=shape)
+                column = np.memmap(file, dtype, "w+", shape=shape)
         except OSError as error:
             raise StorageError(
                 f"memory_limit: {folder}: no room for {size:,} bytes ({error.strerror}): columns "
                 "that do not fit into memory are kept there while they are sorted; make room, set "
                 "TMPDIR to another folder, or raise memory_limit"
             ) from error
+        self._mapped.add(column._mmap)
+        return column
+
+    def release_pages(self) -> None:
+        """Take columns on disk out of the memory of this process, until they are read again.
+
+        Their values stay in their files, and in the system's cache of files while there is room.
+        """
+        for file in self._mapped:
+            if hasattr(mmap, "MADV_DONTNEED"):  # Linux
+                file.madvise(mmap.MADV_DONTNEED)
 
     def store(self, column: np.ndarray) -> np.ndarray:
         """Return a column as it is, or a copy on disk if columns are kept there."""
