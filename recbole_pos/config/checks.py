@@ -164,6 +164,7 @@ def _make_bounds(smallest: float | str, largest: float | str) -> dict[str, Any]:
     Args:
         smallest, largest: the bounds, as the table of options writes them.
     """
+    # A bound that is a text has two words, of which the second is the number.
     lower = ("gt", float(smallest.split()[1])) if isinstance(smallest, str) else ("ge", smallest)
     upper = ("lt", float(largest.split()[1])) if isinstance(largest, str) else ("le", largest)
     return dict([lower, upper])

@@ -178,6 +178,7 @@ def find_unmet(name: str, config: Mapping[str, Any], kinds: Collection[str]) -> 
     for condition in [only] if isinstance(only, str) else only:
         alternatives = condition.split(" or ")
         if not any(_is_met(alternative, config, kinds) for alternative in alternatives):
+            # In words: "not time_base" becomes "with not time_base", and then "without time_base".
             text = condition if condition.startswith("by ") else f"with {condition}"
             return text.replace("with not ", "without ")
     return None

@@ -191,7 +191,9 @@ def read_interactions(
     Raises:
         UsageError: if no row is left, or a column is wrong.
     """
-    # Names of users and items are ``Cells``: each row has the code of its name, 0 for none.
+    # Names of users and items are ``Cells``: each row has the code of its name, 0 for none. Times
+    # have ``seconds``, those since 1970 of each row, and ``forms``, the ways in which they are
+    # written.
     table = source.table
     user = _read_names(table, roles["user"], args)
     item = _read_names(table, roles["item"], args)
@@ -249,7 +251,8 @@ def _find_faults(
     }
     for role, names in (("user", user), ("item", item)):
         # Names that cannot stand in a file (the pattern UNWRITABLE): a line is a row there, and
-        # [PAD] is RecBole's padding. Each different name is tested once, and found by its code.
+        # [PAD] is RecBole's padding. Each different name, of ``names.values``, is tested once. The
+        # code of a row is the place of its name among these.
         matches = pc.match_substring_regex(names.values, UNWRITABLE)
         is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
         faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
@@ -397,6 +400,7 @@ class Builder:
         if _RESERVED.fullmatch(base.lower()) or base[0].isdigit():
             base = f"column_{base}"
 
+        # The first of base, base_2, base_3, ... that no field has.
         taken = {field for table in self.tables.values() for field in table}
         numbered = (f"{base}_{number}" for number in itertools.count(2))
         return next(name for name in itertools.chain([base], numbered) if name not in taken)
@@ -486,7 +490,7 @@ class Builder:
             check_choice(f"table: {column}", table, TABLES)
             if table == "inter":
                 self._add(column, self.source, table, cells)
-            else:
+            else:  # ``codes``: the number of the item (user) of each interaction
                 entities = self.entities[table].codes
                 self._add_attribute(column, self.source, table, cells, entities, rows)
 
@@ -555,6 +559,8 @@ class Builder:
         Returns:
             Name of the field.
         """
+        # The entry: the column, its file, field, type and table, and how many different values and
+        # how many missing ones it has.
         field = self._name_field(column, default)
         self.tables[table][field] = cells
         missing = int(np.count_nonzero(cells.codes == 0))

@@ -200,6 +200,8 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     Raises:
         UsageError: if the column has another type of Arrow.
     """
+    # ``_number_values`` gives each different text or number a code. Before it, times become
+    # numbers, and each list becomes a text.
     dtype, types = column.type, pa.types
     is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
     if is_text or types.is_integer(dtype) or types.is_floating(dtype):
@@ -390,7 +392,7 @@ def _require_finite(cells: Cells, name: str) -> None:
             separates the numbers in a text.
         name: the column or option, with which the message begins.
     """
-    values = pc.split_pattern(cells.texts, INNER).flatten()
+    values = pc.split_pattern(cells.texts, INNER).flatten()  # the numbers of all lists, as texts
     wrong = values.filter(pa.array(~np.isfinite(read_numbers(values, decimal="."))))
     if len(wrong):
         raise UsageError(
@@ -501,8 +503,17 @@ class EntityIndex:
         return len(self.cells.codes)
 
     def find(self, names: Cells) -> np.ndarray:
-        """Return [rows] number of the entity that each cell of ``names`` names, -1 for none."""
-        # ``known`` are the names of the entities; each different name is looked up once among them.
+        """Return the number of the entity that each cell of a column names, -1 for none.
+
+        Args:
+            names: the column. ``values`` are its different names, the first of them empty, and
+                ``codes`` [rows] say which of these each cell has.
+
+        Returns:
+            [rows] whole numbers.
+        """
+        # Look up each different name once among those of the entities (``known``): the names b and
+        # c among the entities a and b are found at [1, -1]. Then take what was found for each row.
         known = self.cells.values.take(pa.array(self.cells.codes))
         numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
         return np.where(names.codes > 0, numbers[names.codes], -1)

@@ -174,6 +174,7 @@ def _count_dataset(builder: Builder) -> dict[str, Any]:
         "users": len(builder.entities["user"]),
         "items": len(builder.entities["item"]),
     }
+    # numpy writes whole seconds since 1970 as a date and a clock, with the letter T between them.
     for key, time in (("first", seconds.min()), ("last", seconds.max())):
         text = str(np.datetime64(int(np.floor(time)), "s")).replace("T", " ")
         counts[key] = text if builder.has_time else None
@@ -254,6 +255,7 @@ def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dic
     Returns:
         Name of a file, such as ``train.inter``, -> its table.
     """
+    # The part of an interaction is the number of cuts at its row or before: 0, 1 or 2.
     tables: dict[str, Table] = {}
     part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
     for number, part in enumerate(("train", *cuts)):

@@ -217,6 +217,7 @@ def _open(file: Path, encoding: str) -> BinaryIO:
     if is_utf8(encoding):
         return stream
     transcoded: Any = tempfile.TemporaryFile()
+    # With an empty ``newline`` all line ends stay as they are.
     with io.TextIOWrapper(stream, encoding, newline="") as text:
         while characters := text.read(_BLOCK_BYTES):
             transcoded.write(characters.encode())
@@ -257,8 +258,9 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Sou
             stream.seek(start)
         table, broken_rows = _read_by_arrow(stream, names, separator, has_quotes)
 
-    # Number the line where each row begins: a row of three lines moves the rows after it by two.
-    # Good and broken rows are numbered together, and then the numbers of their lines are separated.
+    # Number the line where each row begins. For example, after one line of header, rows of 1, 3 and
+    # 1 lines begin at the lines 2, 3 and 6. Good and broken rows are numbered together, and then
+    # the numbers of their lines are separated.
     num_lines = np.ones(table.num_rows + len(broken_rows), np.int64)  # of each row
     for row, count in num_further.items():
         num_lines[row] += count
@@ -345,6 +347,7 @@ def _count_further_lines(
         return {}
     stream.seek(start)
 
+    # ``rows.line_num`` is how many lines the reader has read so far.
     num_further = {}
     rows = csv.reader((line.decode() for line in stream), delimiter=separator, strict=True)
     num_lines = 0  # of the rows before this one
@@ -480,8 +483,10 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
         table: rows of the file.
         file: its path.
     """
+    # In the name of a folder some characters are written in code, such as %20 for a blank, which
+    # ``unquote`` reads. A missing value has a name of its own, _HIVE_MISSING.
     for folder in file.parts[:-1]:
-        column, equals, value = map(unquote, folder.partition("="))  # %C3%B8 stands for a letter
+        column, equals, value = map(unquote, folder.partition("="))
         if column and equals and column not in table.column_names:
             cell = pa.scalar(None if value == _HIVE_MISSING else value, pa.string())
             cells = pa.repeat(cell, table.num_rows).dictionary_encode()

@@ -143,7 +143,8 @@ def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
         [n] seconds since 1970 in UTC. Fractions of a second are kept, since only the whole seconds
         of the offset are subtracted.
     """
-    # Take the whole seconds for local times of the zone, and find the same moments in UTC.
+    # Take the whole seconds for local times of the zone, and find the same moments in UTC. pandas
+    # asks for each time whether it is the first (True) or second where clocks show it twice.
     clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
     is_first = np.ones(len(clock), dtype=bool)
     try:

@@ -296,6 +296,8 @@ class TextTable(AtomicFile):
         first_row = 0
         cells = read_text(self.path, len(self.kinds), self.separator, form, self.memory_limit)
         for columns in cells:
+            # Of the columns that are read: names are numbered by Arrow, and those that stand for
+            # none, such as NaN, dropped; numbers become float64; lists become arrays.
             texts = dict(zip(self.kinds, columns, strict=True))
             block: Block = {}
             for name, kind in kinds.items():
@@ -539,6 +541,7 @@ def _make_block(columns: Block, kinds: Mapping[str, str]) -> Block:
     Returns:
         Name -> names numbered by Arrow, float64 numbers, or a list of arrays.
     """
+    # ``list``, for kinds that are not here, returns a list of the same arrays.
     convert = {
         "token": lambda names: pa.array(names, pa.string()).dictionary_encode(),
         "float": lambda numbers: np.array(numbers, np.float64),

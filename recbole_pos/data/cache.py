@@ -193,7 +193,8 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
         name: {field: wrap_read_only(column) for field, column in table.items()}
         for name, table in state["tables"].items()
     }
-    # The log: the interactions; user u has the rows offsets[u] to offsets[u + 1] of it.
+    # The log: the interactions; user u has the rows offsets[u] to offsets[u + 1] of it. Ids of
+    # names (``NameIds``) are not in the tree, since they follow from the order of the names.
     key_fields = (config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
     log = EventLog(tables["inter"], state["offsets"], *key_fields)
 

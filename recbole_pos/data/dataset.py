@@ -142,9 +142,13 @@ class Dataset:
             ``fields``: each other loaded field -> 32 digits, a digest of its names, its values and
             its missing cells.
         """
+        # ``_digest`` gives 32 digits for the names of a field and some arrays. The empty text names
+        # no field, since times have no names.
         log = self.log
         items_and_split = self._digest(log.item_field, log.items.numpy(), log.offsets, self.part)
         times = self._digest("", log.times.numpy())
+
+        # All other fields, of interactions, users and items.
         columns = {name: column for table in self.tables.values() for name, column in table.items()}
         other_fields = columns.keys() - {log.user_field, log.item_field, log.time_field}
         fields = {}
@@ -182,17 +186,20 @@ class Dataset:
             Which rows of the log are the inputs of each window, and which of them have a target.
         """
         # User u has the rows offsets[u] to offsets[u + 1]. The last ones of them are held out, for
-        # validation and test; ``num_held_out`` counts these. All before them are of training. The
-        # option ``train_windows`` says how these are cut, such as ``last``: only the newest window.
+        # validation and test; all before them are of training. ``searchsorted`` gives how many
+        # held-out rows come before each offset, and ``diff`` so how many each user has.
         offsets = self.log.offsets
         held_out_rows = np.flatnonzero(self.part != TRAIN)
         num_held_out = np.diff(np.searchsorted(held_out_rows, offsets))
+
+        # The option ``train_windows`` says how a user's rows are cut, such as ``last``: only the
+        # newest window. ``window_stride`` is how many new targets one of several windows has.
         windows = cut_windows(
-            offsets[:-1],
-            offsets[1:] - num_held_out,
-            self.config["MAX_ITEM_LIST_LENGTH"],
-            self.config["train_windows"],
-            self.config["window_stride"],
+            user_start=offsets[:-1],
+            user_end=offsets[1:] - num_held_out,
+            max_length=self.config["MAX_ITEM_LIST_LENGTH"],
+            mode=self.config["train_windows"],
+            stride=self.config["window_stride"],
         )
         if self.config["target_events"]:
             return windows.with_targets(self.split.is_target)

@@ -121,9 +121,10 @@ def leave_out_undescribed(tables: Tables, config: Options) -> Tables:
 def filter_by_counts(tables: Tables, config: Options) -> Tables:
     """Leave out users and items by their numbers of interactions, with all their rows.
 
-    First by ``session_filter``, the least numbers of interactions of a session and of an item. (A
-    session is what the other options call a user.) Then by the intervals in which
-    ``user_inter_num_interval`` and ``item_inter_num_interval`` allow the numbers to be.
+    Two filters follow each other. The option ``session_filter`` has the least numbers of
+    interactions of a session and of an item. (A session is what the other options call a user.) The
+    options ``user_inter_num_interval`` and ``item_inter_num_interval`` are intervals in which the
+    numbers must be.
 
     Args:
         tables: the tables after the other filters.

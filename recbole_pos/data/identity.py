@@ -258,7 +258,7 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
         names, column = known.tokens[field][1:], table[field]  # without padding, the first name
-        if column.dtype == object:  # an array of tokens in each cell
+        if column.dtype == object:  # an array of tokens in each cell, of which known ones are kept
             known_names = set(names.tolist())
             table[field] = [
                 cell[[name in known_names for name in cell.tolist()]] for cell in column
@@ -352,6 +352,8 @@ def _append_later(dataset: Dataset, later: pd.DataFrame) -> tuple[Columns, dict[
     """
     log, columns, missing = dataset.log, {}, {}
     for field, column in log.fields.items():
+        # A column of numbers, except the time, has a mask of missing ones, which the later rows
+        # extend. Columns of ids and of lists have none.
         cells = _read_later(later, field, dataset)
         if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
             is_missing = ~torch.isfinite(cells)

@@ -124,8 +124,8 @@ class EventLog:
             num_targets: [interactions] int64, targets of the interaction's user in all.
             num_until: [interactions] int64, those of them up to the interaction, itself included.
         """
-        # Differences of counts over the whole log give those within a user, whose rows are
-        # start : end; num_before[r] counts the targets in all rows before r.
+        # num_before[r] counts the targets in all rows before r. A user has the rows start : end, so
+        # num_before[start] of them are of users before, and are subtracted from each count.
         num_before = np.concatenate(([0], np.cumsum(is_possible)))
         num_until = num_before[1:]
         start = self.starts
@@ -383,6 +383,7 @@ def check_resolution(log: EventLog, unit: str, shortest_period: float) -> list[s
     Returns:
         One warning, or none.
     """
+    # The resolution is the least difference between two times, in seconds; infinite with one time.
     differences = np.diff(np.unique(log.times.numpy()))
     resolution = float(differences.min(initial=np.inf)) * SECONDS[unit]
     if shortest_period >= 2 * resolution:

@@ -186,8 +186,9 @@ class WindowLoader:
     def _cut_pool(self, pool: np.ndarray, sizes: pd.DataFrame) -> list[np.ndarray]:
         """Cut a pool of groups into batches, each with about ``batch_size`` windows.
 
-        If pools have several batches, the groups are sorted by length first, so that windows of a
-        batch are about as long, and batches have about as many targets each.
+        The groups are sorted by length first, so that windows of a batch are about as long, and cut
+        into batches of about as many targets each. Without shuffling, or where a pool is one batch
+        (``pool_size`` 1), they stay in their order, about as many in each batch.
 
         Args:
             pool: [n] numbers of groups.
@@ -213,8 +214,8 @@ class WindowLoader:
         Returns:
             For each smaller batch the numbers of its groups.
         """
-        # Cut by numbers of inputs into as few batches as may do; one that is still too large (since
-        # groups are not of equal size) is cut again.
+        # ``_split_evenly`` cuts the groups, in their order, into parts of about as many inputs
+        # each. One that still has too many, since groups are not of equal size, is cut again.
         total = int(num_inputs[batch].sum())
         if total <= self.max_inputs or len(batch) == 1:
             return [batch]

@@ -80,7 +80,7 @@ def _take_rows(table: pd.DataFrame, mask: np.ndarray, storage: Storage) -> pd.Da
     """
     columns: dict[str, Any] = {}
     for name, column in table.items():
-        if column.dtype == "category":
+        if column.dtype == "category":  # a code for each row, and the name of each code
             codes = storage.store(column.cat.codes.to_numpy()[mask])
             columns[name] = pd.Categorical.from_codes(codes, dtype=column.dtype, validate=False)
         else:
@@ -164,8 +164,9 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
                 "one type"
             )
 
-    # ``read_limit`` gives the option ``memory_limit`` in bytes.
-    # Storage keeps columns on disk if so many cells would exceed ``memory_limit``.
+    # ``read_limit`` gives the option ``memory_limit`` in bytes. Storage keeps columns on disk if so
+    # many cells would exceed it. ``read_rows`` returns one table, and the number of rows of each
+    # file.
     num_cells = sum(file.num_rows for file in files) * len(kinds)
     storage = Storage(num_cells, read_limit(config["memory_limit"]))
     table, sizes = read_rows(files, kinds, storage)

@@ -336,7 +336,8 @@ class PrefixRows(Interaction):
             index: name of a field; or a slice or array of the numbers of rows.
         """
         # Fields of the targets, whose rows in the log are ``target``, and the lengths of histories
-        # are read without computing the histories.
+        # are read without computing the histories. Any other field is a column of all rows, which
+        # ``_gather`` computes.
         if isinstance(index, str):
             if index in self.log.fields:
                 return self.log.fields[index][self.target]
@@ -364,7 +365,8 @@ class PrefixRows(Interaction):
         start = self._find_start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
 
-        # Histories: L rows from the start on, of which those from the target on are padding.
+        # Histories: L rows from the start on, of which those from the target on are padding. The
+        # columns in ``features.events`` take the place of those of the log with the same name.
         history_rows = start[:, None] + torch.arange(self.max_length)  # [n, L]
         is_padding = history_rows >= target[:, None]
         history_rows.masked_fill_(is_padding, 0)

@@ -25,7 +25,9 @@ def describe_split(summary: dict[str, Any]) -> str:
         targets of 90 interactions (10 without history)". The text is empty if there is nothing to
         remark on the held-out parts, and the split is not at a point in time.
     """
-    # Describe each part that has interactions. Only whole sessions have counts in ``sessions``.
+    # Describe each part that has interactions. Only whole sessions have counts in ``sessions``. The
+    # text is returned if ``is_remarkable``: the split is at points in time (``boundaries``), or
+    # there is a remark on validation or test.
     sessions, boundaries = summary["sessions"], summary["boundaries"]
     parts = []
     is_remarkable = bool(boundaries)

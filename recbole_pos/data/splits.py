@@ -87,7 +87,7 @@ def split_log(
 
     # Both other kinds split each user alone, so that a chunk of users at a time saves memory. For
     # each interaction, ``count_targets`` gives how many possible targets its user has: in all, and
-    # up to the interaction.
+    # up to the interaction. These two arrays are the first two arguments of ``split_users``.
     split_users = leave_last_out if kind == "LS" else split_by_ratio
     part = np.empty(len(log), dtype=np.int8)
     for rows, chunk in log.iterate_chunks():
@@ -180,7 +180,7 @@ def split_by_ratio(
     num_train = num_targets - num_valid - num_test
 
     # Where a share is less than one target, as 0.1 of 5, the part gets one target from training,
-    # if that keeps at least one; test comes first.
+    # if that keeps at least one; test comes first. The three arrays are changed in place.
     for counts, share in ((num_test, test_share), (num_valid, valid_share)):
         exact = share * num_targets
         is_raised = (num_train > 1) & (exact > 0) & (exact < 1)

@@ -169,6 +169,8 @@ def find_selected(
     """
     if not selections:
         return None
+
+    # Fields with one value for each interaction, but for its user, item and time.
     is_selected = np.ones(len(log), dtype=bool)
     keys = {log.user_field, log.item_field, log.time_field}
     allowed = {name for name, column in log.fields.items() if column.dim() == 1} - keys
@@ -455,9 +457,9 @@ def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarra
 def _count_leaks(
     log: EventLog, part: np.ndarray, copies: np.ndarray, originals: np.ndarray
 ) -> dict[str, dict[str, int]]:
-    """Count held-out interactions that reveal, or come before, what is trained on.
+    """Count the leaks of a split: held-out interactions that are in, or older than, earlier parts.
 
-    Only parts that are given as files can have such leaks.
+    They make metrics too good. Only parts that are given as files can have such leaks.
 
     Args:
         log: the interactions.
@@ -471,7 +473,8 @@ def _count_leaks(
         training interaction.
     """
     times, users = log.times.numpy(), log.users.numpy()
-    # which interactions are older than the newest one of their user in earlier parts
+    # which interactions are older than the newest one of their user in earlier parts; maximum.at
+    # keeps the newest time of each user
     is_early = np.zeros(len(log), dtype=bool)
     for phase in (VALID, TEST):
         newest_earlier = np.full(len(log.lengths), -np.inf)  # [users] time of that newest one

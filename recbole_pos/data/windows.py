@@ -315,7 +315,8 @@ class WindowGatherer:
             times = self._read_seconds(self.times, rows)
             if self.requirements.requests:
                 at = self._read_seconds(self.times, end)
-        # Attributes of interactions are taken by row, and those of users by the window's user.
+        # ``map`` applies its first function to each attribute of interactions, to take it by row,
+        # and its second to each one of users, to take it by the user of the window.
         features = self.features.map(lambda x: x[rows], lambda x: x[self.users[numbers]])
         return SequenceBatch(
             items=self.items[rows],

@@ -238,6 +238,8 @@ class FittedModel:
         """
         if not self._counts_time:
             return
+        # The year 2200 in the unit of the time field. YEAR is the number of seconds in a year,
+        # SECONDS that in a unit.
         unit = self.config["timestamp_unit"]
         latest = (2200 - 1970) * YEAR / SECONDS[unit]
         for name, times in (("times", histories.times), ("at", histories.at)):
@@ -326,8 +328,9 @@ class FittedModel:
         if allowed is None and excluded is None and boosts is None:
             return self._all_items
 
-        # is_allowed [items + 1] by id; the id 0 is padding and never allowed. ``self.ids`` has the
-        # id of each known item by name.
+        # is_allowed [items + 1] by id; the id 0 is padding and never allowed. It begins with none
+        # if ``allowed`` is given, else with all. Then items of ``allowed`` become true, and those
+        # of ``excluded`` false. ``self.ids`` has the id of each known item by name.
         ids = self.ids
         is_allowed = torch.full((len(ids) + 1,), allowed is None)
         for names, argument in ((allowed, "allowed"), (excluded, "excluded")):

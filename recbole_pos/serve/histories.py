@@ -285,6 +285,8 @@ def _convert_pandas(frame: pd.Series | pd.DataFrame) -> pa.Table:
     Raises:
         UsageError: if Arrow cannot hold the values.
     """
+    # A Series of lists becomes a frame with the column ``items`` and the index ``id``; and an index
+    # that has a name becomes the column ``id``, if there is no such column.
     if isinstance(frame, pd.Series):
         frame = frame.rename("items").rename_axis("id").to_frame()
     if "id" not in frame and frame.index.name is not None:  # as groupby leaves it
@@ -312,6 +314,8 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
     """
     if all(history.times is None for history in histories):
         return None
+
+    # ``_to_unit`` makes a number of a date, and leaves a number as it is.
     times: list[float] = []
     for number, history in enumerate(histories):
         location, num_items = f"histories[{number}].times", len(history.items)
@@ -381,6 +385,7 @@ def _validate_feature(
     Raises:
         UsageError: if a value has the wrong type, or there are too many or few.
     """
+    # An adapter is pydantic's check of a type: here a list of numbers, names or lists of names.
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -414,7 +419,8 @@ def _encode_feature(values: list[Any], tokens: TokenIds | None) -> Tensor:
         ids = [0 if value is None else tokens.ids.get(str(value), 0) for value in values]
         return torch.tensor(ids, dtype=torch.int64)
 
-    # The list [0] in front, which is cut off again, makes the table at least one id wide.
+    # A value is a list of names, one name, or None. ``pad_sequence`` puts lists of ids below each
+    # other. The list [0] in front, which is cut off again, makes the table at least one id wide.
     lists = [torch.tensor([0])]
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
@@ -445,7 +451,8 @@ def take_histories(dataset: Dataset, names: list[str]) -> Histories:
     index = torch.from_numpy(gather_index(log.offsets[ids], lengths))  # [m] rows of all histories
     items, times = log.items[index].numpy(), log.times[index].numpy()
 
-    # Features of interactions are taken by row, those of users by id.
+    # ``map`` applies its first function to each feature of interactions, to take it by row, and its
+    # second to each one of users, to take it by id.
     rows = torch.from_numpy(ids)
     all_features = read_history_features(dataset)
     features = all_features.map(lambda column: column[index], lambda column: column[rows])
@@ -472,7 +479,16 @@ def read_moment(moment: Any, unit: float | None) -> float:
 
 
 def _to_unit(moment: float | datetime, location: str, unit: float | None) -> float:
-    """Return a validated time in the unit of the time field; see :func:`read_moment`."""
+    """Return a time in the unit of the time field, from 1970-01-01 UTC on.
+
+    Args:
+        moment: a number, which is in this unit already; or a datetime, in UTC if it has no zone.
+        location: what has the time, such as ``at``; the message begins with it.
+        unit: how many seconds one unit has; None if the field only orders interactions.
+
+    Raises:
+        UsageError: for a datetime without a unit.
+    """
     if not isinstance(moment, datetime):
         return moment
     if unit is None:
@@ -524,7 +540,8 @@ def _read_columns(
         The histories; None if a column has nulls or another type, or times are missing or wrong:
         then the slower reading, row by row, must convert the values or say what is wrong.
     """
-    # Without a column of ids, histories get numbers from 0.
+    # Without a column of ids, histories get numbers from 0. ``_has_type`` says whether a column has
+    # one of some types and no null.
     columns = table.column_names
     items = table["items"].combine_chunks()
     ids = table["id"].combine_chunks() if "id" in columns else pa.array(range(len(table)))

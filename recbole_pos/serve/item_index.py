@@ -149,6 +149,8 @@ def encode_sample(source: Recommender) -> torch.Tensor:
     sample = source.read_users(users)
     if source.scorer.reads_request:
         sample = sample.with_request_time(sample.newest)
+
+    # Encode some of the histories (BATCH) at a time; ``rows`` are the numbers of those in a batch.
     with torch.inference_mode():
         rows = torch.arange(size).split(BATCH)
         return torch.cat([source.scorer.encode(sample.select(x.numpy())) for x in rows])
@@ -382,6 +384,7 @@ class ItemIndex:
             Exact products, highest first, and ids of the items, both [b, number]. A vector with
             NaN has no products: they are NaN, which is an error for those who rank them.
         """
+        # A selector lets faiss find the allowed items only; it has one bit for each id.
         faiss = import_faiss()
         selector = None
         if is_allowed is not None:

@@ -36,11 +36,12 @@ def run_workers(
     Raises:
         PosError: if a process was killed more than :data:`MOST_LOSSES` times.
     """
-    # A pool of processes breaks when one of them is killed. Then a new pool does what is left.
+    # A pool of processes breaks when one of them is killed: each task that has not ended has the
+    # error BrokenProcessPool. Then a new pool does what is left.
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     left = set(numbers)
     for _ in range(MOST_LOSSES + 1):
-        pool = ProcessPoolExecutor(num_workers, context, _end_with_parent)
+        pool = ProcessPoolExecutor(num_workers, context, initializer=_end_with_parent)
         try:
             tasks = {pool.submit(function, job, number): number for number in sorted(left)}
             for task in as_completed(tasks):

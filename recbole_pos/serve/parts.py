@@ -136,6 +136,7 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
             raise UsageError(f"{name}: expected 1 or more, found {number}")
     share_number, num_shares = _read_share(settings.part)  # "2/8" -> 2, 8; without it 1, 1
     keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
+    # The writer loads the model, and counts the users or histories, and so the parts.
     reporter, out = Reporter(), Path(job.out)
     writer = PartWriter(job, reporter)
     make_folder(out / JOB_FOLDER)
@@ -315,7 +316,8 @@ class PartWriter:
         stop = min(start + self.job.part_rows, len(self.source))
         histories = trained.add_request_time(self.source.read(start, stop), read_at(options.at))
 
-        # Recommend to them; the file appears only when it is complete.
+        # Recommend to them: ``write`` adds a batch of recommendations to the file, which appears
+        # only when it is complete.
         file = find_part(self.job.out, number)
         remove_unfinished([file])  # of a process that was killed while it wrote this part
         with open_writer(file) as write:
@@ -331,7 +333,9 @@ class PartWriter:
             Name -> number, text, or None for an option that is not given.
         """
         options, index = self.job.options, self.trained.scorer.index
-        # ``require`` refuses a folder without a run; ``source`` has the users or histories.
+        # ``require`` refuses a folder without a run; ``source`` has the users or histories. An
+        # approximate index reads ``num_probes`` of its lists of items, and finds the share
+        # ``recall`` of the best items.
         facts = {
             "model": digest_file(RunFolder(options.run_dir).require().checkpoint),
             "data": _digest_data(self.trained.dataset),
@@ -432,6 +436,7 @@ class HistorySource:
         num_before = 0  # histories in the row groups before this one
         with name_read_errors(self.path):
             for group, num_rows in self.row_groups:
+                # The rows of this group that are asked for: from ``first`` up to ``end``.
                 first, end = max(start - num_before, 0), min(stop - num_before, num_rows)
                 num_before += num_rows
                 if first < end:  # else no row of this group is asked for

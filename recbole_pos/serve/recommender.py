@@ -125,6 +125,8 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
+        # Read the dataset if it is there or asked for, unless only histories will be given. Else load
+        # the model alone, and read the dataset only if the model needs it.
         if not histories_only and (data_path is not None or finds_dataset(run_dir)):
             trained = cls._load_with_data(run_dir, data_path)
         else:
@@ -282,6 +284,9 @@ class Recommender(FittedModel):
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
+
+        # Read the histories into arrays, each with the time of its request. ``make_tables`` yields
+        # the table of recommendations in parts, some histories at a time.
         choice = self.choose_items(allowed, excluded, boosts)
         packed = self.read_users(users) if histories is None else self.read(histories)
         packed = self.add_request_time(packed, at)
@@ -363,7 +368,9 @@ class Recommender(FittedModel):
         """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
-        # A pool: histories that are ranked together, and make one table; smaller with reasons.
+        # A pool: histories that are ranked together, and make one table; smaller with reasons. In
+        # it, ``rank_items`` gives the columns of all recommendations: the place ``row`` of the
+        # history in the pool, the rank, the id of the item, from 1, and the score.
         pool_size = EXPLAINED_POOL if because else POOL
         for start in range(0, max(len(packed), 1), pool_size):
             pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
@@ -377,7 +384,7 @@ class Recommender(FittedModel):
                     "by": np.where(pool.lengths[row] > 0, MODEL, POPULARITY),
                 }
             )
-            if because:
+            if because:  # how score and rank change without each past interaction, as reasons
                 effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
                 table = add_reasons(table, effects, because, self.items)
             yield table
@@ -534,7 +541,7 @@ class Recommender(FittedModel):
                 "are excluded; set exclude_seen to false"
             )
 
-        # Score the items without each interaction in turn.
+        # Score the items without each interaction in turn: how scores and ranks change.
         history_index = np.zeros_like(item_ids)  # every item is for the only history
         effects = leave_one_out(self.scorer, batch, history_index, item_ids, choice, hides_seen)
         return make_effects_table(effects, item_ids, self.items)

@@ -105,7 +105,9 @@ class Histories:
             at: [b] times of the requests, NaN where one is missing; None if all are.
             features: features of the interactions [m, ...] and of the users [b, ...].
         """
-        # Sort by history and time, then leave out the unknown items.
+        # Sort by history and time, then leave out the unknown items. ``row`` [m] is the number of
+        # the history of each interaction, and ``order`` has the places of those that are kept. A
+        # history has ``lengths - num_known`` unknown items, which are only counted.
         row = np.repeat(np.arange(len(ids)), lengths)
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
         order = order[items[order] > 0]
@@ -161,6 +163,7 @@ class Histories:
         Args:
             default: time of the requests that have none; one for all, or [b].
         """
+        # ``at`` has the times that histories give themselves, NaN where one gives none.
         at = np.full(len(self), np.nan) if self.at is None else self.at
         at, newest = np.where(np.isnan(at), default, at), self.newest
         errors = {
@@ -208,6 +211,7 @@ class Histories:
         Returns:
             Index of the history [p] and id of the item [p], both int64.
         """
+        # The lists [[7, 8], [9]] become the histories [0, 0, 1] and the items [7, 8, 9].
         excluded = [] if self.excluded is None else self.excluded
         lengths = [len(item_ids) for item_ids in excluded]
         rows = np.repeat(np.arange(len(excluded)), lengths)
@@ -271,6 +275,9 @@ class Histories:
     def _take_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
         """Return the histories with only some of their interactions.
 
+        What each interaction has (item, time, features) is taken by ``index``; what each history
+        has once, such as the features of its user, stays.
+
         Args:
             index: places of the interactions to keep, among those of all histories; ascending
                 within a history.
@@ -331,6 +338,7 @@ class Scorer:
         Returns:
             ``events`` or ``user`` -> field -> ids of its names; None for a field of numbers.
         """
+        # ``self.fields``: table -> field -> the layer by which the model embeds the field.
         fields: dict[str, dict[str, TokenIds | None]] = {}
         for table, embeds in self.fields.items():
             fields[table] = dict.fromkeys(embeds)  # None: numbers
@@ -363,6 +371,9 @@ class Scorer:
             Function from c item ids to float scores [b, c] on the CPU. Models that score by
             products of vectors compute only these; others have scored all items already.
         """
+        # ``vectors`` are those of the items; None if the model scores otherwise. Then RecBole's
+        # ``full_sort_predict`` scores all items, and ``require_scores`` returns the result as [b,
+        # items], or refuses one that has other sizes.
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()  # of these ids only
