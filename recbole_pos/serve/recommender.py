@@ -125,8 +125,8 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
-        # Read the dataset if it is there or asked for, unless only histories will be given. Else load
-        # the model alone, and read the dataset only if the model needs it.
+        # Read the dataset if it is there or asked for, unless only histories will be given. Else
+        # load the model alone, and read the dataset only if the model needs it.
         if not histories_only and (data_path is not None or finds_dataset(run_dir)):
             trained = cls._load_with_data(run_dir, data_path)
         else:
