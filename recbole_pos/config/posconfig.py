@@ -282,6 +282,7 @@ class PosConfig(Config):
             UsageError: if the file names plugins. A dataset may come from a stranger, and must not
                 have code imported.
         """
+        # The folder of datasets: an option of the call, or of a file, maybe for this model only.
         folder = Path(str(self._merge_user_options(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if not file.is_file():
@@ -362,6 +363,8 @@ class PosConfig(Config):
         RecBole's installed package has the dataset ml-100k. It is taken if the user has no file of
         interactions of this name, and names no files of parts (``benchmark_filename``).
         """
+        # WHEEL_DATASETS is the folder of the datasets in RecBole's package. ``find_atomic_file``
+        # gives the path of the file of interactions, which need not exist.
         own, recboles = Path(data_path) / self.dataset, WHEEL_DATASETS / self.dataset
         if self.final_config_dict["benchmark_filename"]:
             return own

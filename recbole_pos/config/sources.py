@@ -78,6 +78,7 @@ def plugin_defaults(
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
 
+    # The position schemes of the run; ``scheme_names`` makes a list of one name or several.
     if "position" in model_defaults:
         schemes = scheme_names(model_defaults["position"] if position is None else position)
         _check_custom_schemes(schemes, model_defaults)

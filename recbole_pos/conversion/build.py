@@ -270,6 +270,7 @@ def _order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
     Returns:
         [n] indices of the interactions in that order.
     """
+    # What is no number becomes NaN; ``are_numbers``: nothing but empty cells has become NaN.
     cells = column.to_pandas()
     numbers = pd.to_numeric(cells, errors="coerce")
     are_numbers = numbers.notna().equals(cells.notna())

@@ -182,6 +182,8 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> dict[str, np.ndarr
         Name of the form, such as ``epoch seconds`` -> [rows] seconds: NaN for missing numbers,
         and, if the unit is guessed, for those outside 1978 to 2033, such as 0.
     """
+    # Which cells are epochs: all numbers, or, if the unit is guessed, those that ``_guess_unit``
+    # finds to be in the years of that unit.
     values = column.fill_null(0).to_numpy()
     is_epoch = np.isfinite(values) & ~column.is_null().to_numpy(zero_copy_only=False)
     if unit is None and is_epoch.any():

@@ -425,6 +425,7 @@ class ParquetTable(AtomicFile):
         Args:
             kinds: field to read -> token (a name), float, token_seq or float_seq (lists of these).
         """
+        # ``column_names`` has the name of each field's column in the file, such as user_id:token.
         first_row = 0
         try:
             for block in self.file.read([self.column_names[name] for name in kinds]):

@@ -41,6 +41,9 @@ def filter_rows(tables: Tables, config: Options) -> Tables:
     """
     tables = leave_out_nameless(tables, config)
     tables = leave_out_copies(tables, config)
+
+    # A field may be in several tables, by name: inter, user and item. ``keep`` returns the tables
+    # with only those rows of one of them where a mask is true.
     for field, text in (config["val_interval"] or {}).items():
         intervals = parse_intervals(text)
         for name, table in tables.by_name().items():
@@ -241,7 +244,8 @@ def parse_intervals(text: str | None) -> Intervals | None:
     """
     if text is None:
         return None
-    # Split at semicolons; of each interval, take the brackets off and split at the comma.
+    # Split at semicolons; of each interval, take the brackets off and split at the comma. The two
+    # brackets say which of the bounds are included: _INCLUSIVE has pandas' word for each pair.
     intervals: Intervals = []
     for part in text.split(";"):
         part = part.strip()

@@ -187,9 +187,13 @@ def read_vectors(
     Raises:
         UsageError: if the file cannot be read, a number is not finite, or no item has a vector.
     """
+    # Opening the file reads its names; copying reads the vectors, and writes them into the rows of
+    # their items.
     file = open_vectors(source, item_field)
     vectors = np.zeros((len(names), file.size), np.float32)
     num_found = _copy_vectors(file, names, vectors)  # number of items that have a vector
+
+    # Say how many items have no vector, and how many names of the file are no items.
     num_items = len(names) - 1
     num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
     if num_found == num_items and not num_unknown:
@@ -313,7 +317,8 @@ def to_file(value: Any) -> Any:
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
 
-    # A frame with a column of objects has names and lists. ``KEPT`` is item_vectors.npy.
+    # A frame with a column of objects has names and lists. ``KEPT`` is item_vectors.npy. It gets a
+    # folder of its own in that of all vectors from memory, which the end of the process removes.
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")

@@ -320,6 +320,7 @@ def _order_sessions(log: EventLog) -> np.ndarray:
     Args:
         log: the interactions, sorted by session (what the log calls a user) and time.
     """
+    # The rows of session s in the log end before offsets[s + 1], so its last one is that before it.
     sessions = np.flatnonzero(log.lengths)
     last_times = log.times.numpy()[log.offsets[sessions + 1] - 1]
     return sessions[np.argsort(last_times, kind="stable")]

@@ -507,6 +507,7 @@ def find_repeated_targets(log: EventLog, is_target: np.ndarray) -> np.ndarray:
     for chunk_rows, chunk in log.iterate_chunks():  # all interactions of a user are in one chunk
         items, users = chunk.items.numpy(), chunk.users.numpy()
         pairs = users * (items.max() + 1) + items  # one number for each user and item
+        # pandas' ``duplicated`` is true for all rows of a pair but the first
         is_repeated = pd.Series(pairs).duplicated().to_numpy() & is_target[chunk_rows]
         found.append(chunk_rows.start + np.flatnonzero(is_repeated))
     return np.concatenate(found)

@@ -168,6 +168,8 @@ def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     Returns:
         [sum(lengths)] int64.
     """
+    # Where each range begins in the result: [0, 2] in the example. The result is [0, 1, 2, 3, 4],
+    # and in each range the difference from its start is added: [7, 7, 0, 0, 0].
     offsets = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
 
@@ -388,6 +390,9 @@ def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
     Returns:
         [total] int64, on the device of ``start``.
     """
+    # A range begins in the result where the lengths before it end: at [0, 2] in the example. The
+    # result is [0, 1, 2, 3, 4], and in each range the difference from its start is added, ``shift``
+    # [7, 0], once for each of its numbers: [7, 7, 0, 0, 0].
     shift = start - (lengths.cumsum(0) - lengths)
     steps = torch.arange(total, device=start.device)
     return steps + shift.repeat_interleave(lengths, output_size=total)

@@ -358,7 +358,7 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
         # A feature of interactions has a value for each item, one of users a single value.
         columns[table] = {}
         for name, tokens in readable.items():
-            values: list[Any] = []
+            values: list[Any] = []  # of all histories, one history after the other
             for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
                 location = f"histories[{number}].{table}.{name}"
                 value = row.get(name)
@@ -575,6 +575,8 @@ def _flatten_times(times: pa.Array, lengths: np.ndarray) -> np.ndarray | None:
     Returns:
         [m] float64; None unless each history has a time for each item, all finite numbers.
     """
+    # ``_has_type``: the histories have lists and the lists numbers, and none of these is null. A
+    # whole number that float64 cannot hold is rounded (``safe=False``).
     if not (_has_type(times, _LIST_TYPES) and _has_type(times.flatten(), _NUMBER_TYPES)):
         return None
     flat = times.flatten().cast(pa.float64(), safe=False).to_numpy()

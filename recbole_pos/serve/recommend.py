@@ -286,7 +286,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
         UsageError: if the file cannot be read, or a history is malformed.
     """
     if Path(file).suffix != ".parquet" and not os.path.isdir(file):
-        histories = _read_lines(file)
+        histories = _read_lines(file)  # a generator, of which each part takes the next ones
         while part := list(islice(histories, PART)):
             yield part
         return
