@@ -362,11 +362,12 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
-        """Return the options of a model's layers.
+        """Return the sizes and switches of a model's layers, the fields of this class.
 
         Args:
-            config: RecBole's configuration, which has most of the options, under the same names.
-            **fixed: options that it does not have: ``bias``, ``output`` and, if False, ``causal``.
+            config: the model's options, which have the same names as the fields.
+            **fixed: values of the fields that are no options: ``bias`` and ``output`` always, and
+                ``causal`` if it is not True, its default.
         """
-        keys = [x.name for x in fields(cls) if x.name != "causal" and x.name not in fixed]
-        return cls(**{key: config[key] for key in keys}, **fixed)
+        names = [x.name for x in fields(cls) if x.name not in ("causal", *fixed)]
+        return cls(**{name: config[name] for name in names}, **fixed)

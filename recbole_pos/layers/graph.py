@@ -161,15 +161,15 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     session of the items 4, 7, 5, 4, 9 it is one step from 7 to 4 and to 5, and two to 9: back from
     7 to the first 4, which is the same node as the second 4, and on from there.
 
-    The distances of nodes are lowered in sweeps along the session, until none falls any more. In a
-    sweep each interaction has the distance of its node, and lowers those of the interactions after
-    and before it. Each node then gets the least distance among its interactions. From 7 the items
-    4, 7, 5, 4, 9 have:
+    At first 7 itself is at distance 0, and all others are far. Then two actions take turns until no
+    distance falls any more: each interaction's distance is lowered by walking along the session
+    from another one, and all interactions with the same item get the least distance among them:
 
-        at first        far   0  far  far  far
-        first sweep       1   0    1    1    3       9 is three steps on from 7, and the second 4
-                                                     gets the distance of the first
-        second sweep      1   0    1    1    2       9 is one step on from the second 4
+        items               4    7    5    4    9
+        at first          far    0  far  far  far
+        walk from 7         1    0    1    2    3
+        least of an item    1    0    1    1    3     both 4 are one step from 7
+        walk                1    0    1    1    2     9 is one step from the second 4
 
     Args:
         graph: graphs of b sessions with k nodes in all (``nodes``), the largest session with t
@@ -179,38 +179,42 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     Returns:
         [a, n] int64 number of steps to each node of the session; 0 at padding.
     """
-    # Of each start: its session, and the numbers of the nodes along that session, interaction by
-    # interaction, [a, t]; such as 0, 2, 1, 0, 3 for the items 4, 7, 5, 4, 9. Padding is node n.
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
-    session = nodes.row[start]
-    numbers = nodes.index[graph.alias]  # of the node of each interaction of the batch
-    path = events.pad(numbers, "start").masked_fill(events.padding, n)[session]
 
-    # The distance of each node from the start, [a, n + 1]: 0 for the start, and far for others.
-    far = 2 * events.width  # longer than any path
-    distance = path.new_full((len(start), n + 1), far)
+    # The path of each start: the numbers of the nodes along its session, interaction by
+    # interaction; such as 0, 2, 1, 0, 3 for the items 4, 7, 5, 4, 9. Padding is node n.
+    number = nodes.index[graph.alias]  # of the node of each interaction of the batch
+    path_of_session = events.pad(number, "start").masked_fill(events.padding, n)  # [b, t]
+    session = nodes.row[start]
+    path = path_of_session[session]  # [a, t]
+
+    # The distance of each node from the start, [a, n + 1]: 0 for the start, and far for others,
+    # which is longer than any path.
+    distance = path.new_full((len(start), n + 1), 2 * events.width)
     distance.scatter_(1, nodes.index[start][:, None], 0)
     while True:
-        # Lower the distance of each interaction to one more than that of the one before it
-        # (``_walk``), and of the one after it; then that of each node to the least of these.
-        along_path = distance.gather(1, path)  # [a, t]
-        walked = torch.minimum(_walk(along_path), _walk(along_path.flip(1)).flip(1))
+        walked = _walk(distance.gather(1, path))  # of each interaction, [a, t]
+        # of each node the least: of its distance so far, and those of its interactions
         previous, distance = distance, distance.scatter_reduce(1, path, walked, "amin")
         if torch.equal(previous, distance):  # none has fallen
             return distance[:, :n].masked_fill(nodes.padding[session], 0)
 
 
 def _walk(distance: Tensor) -> Tensor:
-    """Lower the distance of each place to one more than that of the place before it, if it is more.
+    """Lower the distance of each place in a row to that on a walk from any other place.
 
-    The distances 8 0 8 8 become 8 0 1 2. Less the numbers of their places, 0 1 2 3, they are
-    8 -1 6 5. The least of these so far are 8 -1 -1 -1, and plus the numbers they are 8 0 1 2.
+    The walk from place j to place i takes abs(i - j) steps, so the result at i is the least of
+    distance_j + abs(i - j) over all j: 8 0 8 8 becomes 1 0 1 2.
 
     Args:
-        distance: [..., t] distances of the t places of a walk.
+        distance: [..., t] int64 distances of t places.
     """
     place = torch.arange(distance.size(-1), device=distance.device)
-    return (distance - place).cummin(-1).values.add_(place)
+    # over j up to i the least of distance_j - j, plus i; over j from i on that of distance_j + j,
+    # less i
+    from_before = (distance - place).cummin(-1).values.add_(place)
+    from_after = (distance + place).flip(-1).cummin(-1).values.flip(-1).sub_(place)
+    return torch.minimum(from_before, from_after)
 
 
 def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None) -> Tensor:
@@ -387,6 +391,9 @@ class GRUSet2Set(nn.Module):
     def forward(self, x: Tensor, nodes: SequenceBatch) -> Tensor:
         """Summarise the nodes of every session into one vector (Set2Set, Vinyals et al., 2016).
 
+        A query q_t reads the nodes by attention. Its answer r_t, a weighted mean of their vectors,
+        goes into the next query, and so on for ``steps`` queries:
+
             q_t   = GRU(q*_(t-1), q_(t-1))                         q_0 = q*_0 = 0
             r_t   = sum_i softmax_i(x_i . q_t) x_i
             q*_t  = q_t || r_t
@@ -398,11 +405,12 @@ class GRUSet2Set(nn.Module):
         Returns:
             [b, 2d] the last q*.
         """
-        block = nodes.pad(x, "start")
-        query = x.new_zeros(nodes.batch_size, x.size(1))
-        summary = torch.cat((query, query), 1)
+        block = nodes.pad(x, "start")  # a row for each session, with zeros behind it: [b, n, d]
+        query = x.new_zeros(nodes.batch_size, x.size(1))  # q_0, [b, d]
+        summary = torch.cat((query, query), 1)  # q*_0, [b, 2d]
         for _ in range(self.steps):
             query = self.gru(summary, query)
+            # x_i . q_t of each node, [b, n], then r_t, [b, d]
             logits = (block @ query[:, :, None]).squeeze(2).masked_fill(nodes.padding, -torch.inf)
             answer = (logits.softmax(1)[:, None] @ block).squeeze(1)
             summary = torch.cat((query, answer), 1)

@@ -248,19 +248,21 @@ class _RunningTopK:
         return self.index
 
     def merge(self, products: Tensor, rows: Tensor) -> None:
-        """Merge products into the k best of each direction.
+        """Compare more products with the k largest so far of each of n directions, and keep k.
 
-        The attributes that change are ``best``, the k products, ``index``, their rows, and
-        ``least``, the smallest of them.
+        A product is that of a direction with a row of the searched matrix. The attributes that
+        change are ``best``, the k products, ``index``, their rows, and ``least``, the smallest of
+        the k.
 
         Args:
-            products: [n, c] products of the directions.
-            rows: [c] or [n, c] the row that each one belongs to.
+            products: [n, c] further products of each direction.
+            rows: [n, c] the row that each one is of; or [c], if all directions have the same rows.
         """
-        rows = torch.cat([self.index, rows.expand_as(products)], 1)
-        products = torch.cat([self.best, products], 1)
-        self.best, column = products.topk(min(self.k, products.size(1)), 1, sorted=False)
-        self.index = rows.gather(1, column)
+        all_rows = torch.cat([self.index, rows.expand_as(products)], 1)
+        all_products = torch.cat([self.best, products], 1)
+        k = min(self.k, all_products.size(1))  # at first there may be fewer than k
+        self.best, column = all_products.topk(k, dim=1, sorted=False)
+        self.index = all_rows.gather(1, column)
         self.least = self.best.amin(1, keepdim=True)
 
 
@@ -372,5 +374,7 @@ def _compute_logits(
     bucket_states = F.embedding(positions, states)
     bucket_vectors = F.embedding(items, vectors)
     logits = bucket_states @ bucket_vectors.mT
-    logits.masked_fill_(items[:, None] == targets[positions][..., None], -torch.inf)
+    # of each position (row) and item (column) of a bucket, whether the item is its target
+    is_target = items[:, None, :] == targets[positions][:, :, None]  # [c, x, y]
+    logits.masked_fill_(is_target, -torch.inf)
     return bucket_states, bucket_vectors, logits

@@ -263,9 +263,9 @@ class AttrFormer(PosSASRec):
         """Return the windows of a batch, and say which of their interactions other users may read.
 
         To read an interaction is to add its state to one's own. A window is a part of one user's
-        history. Windows may overlap, so that an interaction is in two of them, but it must be read
-        only once. So it is read in the window in which the item after it is a target, since each
-        item is the target of one window only. For a history a, b, c, d, e in two windows:
+        history. Windows may overlap, so that an interaction is in two of them, but others must read
+        it only once: in the window in which the item after it is a target (an item to predict),
+        since each item is the target of one window only. With the history a, b, c, d, e these are:
 
             window      targets     read by other users
             a, b, c     b, c, d     a, b, c
@@ -282,11 +282,12 @@ class AttrFormer(PosSASRec):
         log_rows = batch.log_rows.cpu().numpy()
         is_read_by_others = np.zeros(len(log_rows), dtype=bool)
         if batch.targets is not None:
-            # ``take_queries`` takes the numbers of the interactions that are followed by a target
-            number = torch.arange(len(log_rows), device=batch.items.device)
-            is_read_by_others[batch.take_queries(number).cpu().numpy()] = True
+            # of the numbers 0 to m - 1 those of the interactions that a target follows
+            numbers = torch.arange(len(log_rows), device=batch.items.device)
+            has_target = batch.take_queries(numbers).cpu().numpy()
+            is_read_by_others[has_target] = True
 
-        # with ``linked`` windows of a user that follow each other read each other, too
+        # ``linked``: whether windows of a user that follow each other also read each other
         lengths = batch.lengths.cpu().numpy()
         return self.lookup.pack_windows(log_rows, lengths, is_read_by_others, self.linked)
 
@@ -351,7 +352,7 @@ class AttrFormer(PosSASRec):
         return self._encode_histories(newest_rows, self.lookup)
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
-        """Return the states that predict what follows histories.
+        """Return the states of histories, by which the items after them are predicted.
 
         Layers add to the state of an interaction the states of related ones, such as of the same
         brand. Here these are older ones of the same history, and the *bank*, training interactions
@@ -373,21 +374,20 @@ class AttrFormer(PosSASRec):
         if not self.linked:
             start = np.maximum(start, end - self.max_seq_length)
 
-        # [b] number of the part that each history is in; a part has about ``MOST_EVENTS``
-        part_number = np.cumsum(end - start) // MOST_EVENTS
+        # Cut the list of histories where their interactions exceed the next multiple of MOST_EVENTS
+        part_number = np.cumsum(end - start) // MOST_EVENTS  # [b] such as 0, 0, 1, 1, 1
+        cuts = np.flatnonzero(np.diff(part_number)) + 1  # first history of a further part, as 2
 
         bank = self._pack_bank(lookup.users[newest], lookup)  # None if there is no bank
         states = []
-        for number in np.unique(part_number):
-            is_in_part = part_number == number
-            first, after = start[is_in_part], end[is_in_part]
+        for first, after in zip(np.split(start, cuts), np.split(end, cuts), strict=True):
             sequences = lookup.pack_histories(first, after, is_bank=False)
-            # a query after the last interaction of each history, as an index among all of this part
+            # predict after the last interaction of each history, an index among all of this part
             queries = torch.from_numpy(np.cumsum(after - first) - 1)
             if bank is not None:
-                sequences = sequences + bank  # first the histories, then the bank, without queries
+                sequences = sequences + bank  # the bank behind the histories
             batch = self.gather(sequences, queries, lookup)  # with items, times and relations
-            states.append(super().encode(batch))  # applies the layers
+            states.append(super().encode(batch))  # applies the layers: [histories of the part, d]
         return torch.cat(states)
 
     def gather(

@@ -248,10 +248,10 @@ class TransitionGraph(SessionKNN):
         is_followed = (users[1:] == users[:-1]) & (dataset.part[1:] == TRAIN)
         is_followed &= items[1:] != items[:-1]
 
-        # how often each item (row) is followed by each other one; held-out pairs do not count
+        # how often each item (row) is followed by each other one; held-out pairs do not count. A
+        # matrix is made of ones at (row, column), which are added up where pairs are equal.
         pairs = items[:-1][is_followed], items[1:][is_followed]
-        shape = self.n_items, self.n_items
-        transitions = csr_matrix((np.ones(len(pairs[0])), pairs), shape)  # equal pairs are added
+        transitions = csr_matrix((np.ones(len(pairs[0])), pairs), (self.n_items, self.n_items))
         return find_reachable_items(transitions, config["k"], config["hops"])
 
 

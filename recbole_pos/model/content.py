@@ -23,6 +23,7 @@ Reference:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,25 +172,18 @@ class Statistics:
         Returns:
             Mean and matrix, which :meth:`transform` applies.
         """
-        # sums over the rows in float64, about ``_ROWS`` rows at a time
+        # the mean of the vectors to measure, and without a matrix the variance of their components,
+        # which is the mean of squares less the square of the mean
         rows = np.flatnonzero(is_fitted & values.any(1))
-        c, num_rows = values.shape[1], max(1, len(rows))
-        needs_products = whiten or size is not None
-        total, products, squares = np.zeros(c), np.zeros((c, c)), 0.0
-        for chunk_rows in np.array_split(rows, max(1, len(rows) // _ROWS)):
-            chunk = values[chunk_rows].astype(np.float64)
-            total += chunk.sum(0)
-            squares += (chunk**2).sum()
-            if needs_products:
-                products += chunk.T @ chunk
-
-        mean = total / num_rows
-        if not needs_products:
-            variance = (squares / num_rows - (mean**2).sum()) / c
+        mean = _average(values, rows, lambda chunk: chunk.sum(0))
+        if not whiten and size is None:
+            mean_square = _average(values, rows, lambda chunk: (chunk**2).sum())
+            variance = (mean_square - (mean**2).sum()) / values.shape[1]
             return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
 
         # principal axes, the columns of ``axes``, and the variance along each
-        variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))
+        mean_product = _average(values, rows, lambda chunk: chunk.T @ chunk)  # [c, c]
+        variances, axes = np.linalg.eigh(mean_product - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
         # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown
         # up, and ``_TINY`` so that nothing is divided by 0
@@ -198,10 +192,24 @@ class Statistics:
             zca_matrix = (axes * scale) @ axes.T
             return cls(mean, zca_matrix)
 
-        # the sign of an eigenvector is arbitrary: make its largest entry positive
-        axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])
+        # the sign of an axis is arbitrary: make its entry of the largest size positive
+        largest_entries = axes[abs(axes).argmax(0), range(len(axes))]  # [c], of each column
+        axes = axes * np.sign(largest_entries)
         columns = axes * scale if whiten else axes
         return cls(mean, columns[:, :size])
+
+
+def _average(values: np.ndarray, rows: np.ndarray, add_up: Callable[[np.ndarray], Any]) -> Any:
+    """Return a sum over some rows of an array, divided by their number.
+
+    Args:
+        values: [n, c] array.
+        rows: indices of the rows.
+        add_up: returns the sum over the rows of a part, float64, of about ``_ROWS`` rows. So only
+            a part is in memory as float64 at a time.
+    """
+    parts = np.array_split(rows, max(1, len(rows) // _ROWS))
+    return sum(add_up(values[part].astype(np.float64)) for part in parts) / max(1, len(rows))
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:

@@ -218,11 +218,10 @@ class FGNN(GraphRecommender):
         graph, anchors = self.prepare(batch).extras
         x = self.embed(graph.nodes)  # [k, d]
 
-        # [b, 2, n, n]: weights of the edges to node i (row) from node j (column), by which a node
-        # receives from those before it, and in the second half from those after it. Only the first
-        # half is read.
-        edges = weigh_neighbours(graph, graph.transitions, anchors)
-        weights = edges[:, 0]  # [b, n, n]
+        # ``weigh_neighbours`` returns [b, 2, n, n]: the weights with which node i (row) receives
+        # from node j (column), first from nodes before it, then from nodes after it. Here nodes
+        # receive from those before them only, so the weights are the first half, [b, n, n].
+        weights = weigh_neighbours(graph, graph.transitions, anchors)[:, 0]
         # Every node has an edge to itself. Its weight is how often the item follows itself in the
         # session, or 1 if it never does, and at padding.
         is_itself = torch.eye(weights.size(1), dtype=torch.bool, device=weights.device)

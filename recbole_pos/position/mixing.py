@@ -152,8 +152,9 @@ def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> 
 
 
 def _decay_between_chunks(end: Tensor, previous_end: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return by which factors each chunk (row) sums the states of the chunks before it (columns).
+    """Return the factors with which each chunk (row) reads the states of the chunks before it.
 
+    A history is cut into chunks of successive interactions, and a state sums up a chunk (column).
     A state counts less the more time has passed from the end of its chunk to the end of the chunk
     before the one that reads it. With end_y for the logarithm at the end of chunk y, the rows are
 

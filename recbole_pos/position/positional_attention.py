@@ -71,31 +71,34 @@ class PositionalAttention(AttentionPosition):
 
     @staticmethod
     def _sum_weights(weights: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return for each interaction the sum of the weights with which it reads its own history.
+        """Return for each interaction the sum of the weights of those that it reads.
 
-        Row i of ``weights`` has the weights of position i for the t positions of the longest
-        history; they are 0 for newer ones. Every history ends at the last position. With t = 3 a
+        It reads itself and the older ones of its history, each with a weight that depends on the
+        positions of the two. A has a row and a column for each of the t positions of the longest
+        history, with 0 for newer positions. Every history ends at the last position. With t = 3 a
         history of 2 interactions has the positions 1 and 2, so the sums of its interactions are
-        A_11 and A_21 + A_22, without the weights of position 0, where it has none.
+        A_11 and A_21 + A_22, without the column of position 0, where it has none.
 
         Args:
             weights: [h or 1, t, t] weights A of each head, or the same for all heads.
             batch: the m interactions of b histories.
 
         Returns:
-            [m, h or 1], above 0.
+            [m, h or 1], above 0, so that one can divide by it.
         """
-        if batch.is_full:  # all histories have t interactions, which read whole rows
-            row = batch.column("end")  # [m], the position of each interaction
-            total = weights.sum(-1)[:, row].t()
+        if batch.is_full:  # all histories have t interactions, so the sums are those of whole rows
+            position = batch.column("end")  # [m]
+            total = weights.sum(-1)[:, position].t()
         else:
-            # 1 where a history has an interaction at a position, else 0
+            # a matrix [t, b] with 1 where a history has an interaction at a position, else 0
             ones = weights.new_ones(batch.items.size(0))  # [m]
-            is_real = batch.pad(ones, "end", time_major=True)  # [t, b]
-            block = (weights @ is_real).permute(1, 2, 0)  # [t, b, h or 1]
-            total = batch.unpad(block, "end", time_major=True)  # the sums of the m interactions
-        # Weights of a row are scaled by the largest. If that belongs to a position that a short
-        # history lacks, all others may be so small that they are 0 in floating point.
+            is_real = batch.pad(ones, "end", time_major=True)
+            # A times it is, for each history, the sum of every row over the positions that it has
+            sums = weights @ is_real  # [h or 1, t, b]
+            # of these, the sums of the m interactions
+            total = batch.unpad(sums.permute(1, 2, 0), "end", time_major=True)
+        # Learned weights of a row are scaled so that the largest is 1. If it is that of a position
+        # that a short history lacks, all others may be so small that they are 0 in floating point.
         return total.clamp_min(torch.finfo(total.dtype).tiny)
 
     @staticmethod

@@ -51,9 +51,10 @@ def require_periods(shortest: float, longest: float, unit: str) -> None:
 
 
 def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return by which angles positions or times turn planes, pairs of columns of a head.
+    """Return the angles of rotary schemes: each position, or time, times each frequency.
 
-    Whole turns are taken off, since they would take the digits of a smaller type.
+    Rotary schemes rotate planes, pairs of columns of a head, by these angles. Whole turns are taken
+    off, so that angles are small and keep their digits in a shorter type.
 
     Args:
         position: [m] float64 positions or times.

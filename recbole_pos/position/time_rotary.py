@@ -433,12 +433,13 @@ class TimeOrderRotaryPosition(AngularPosition):
         return (soft > 0.5) + soft - soft.detach()
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """Return how fast order turns each plane, and how fast time does (TO-RoPE, equation 4).
+        """Return the frequencies by which queries and keys turn with order and with time.
 
-        A plane is a pair of columns of a head that is rotated by one angle. The modules ``order``
-        and ``clock`` return the frequencies w of order and f of time. The option ``fusion`` says
-        which planes turn by which. For 2 heads of 4 planes the results have a row for each head, or
-        one row for both:
+        Queries and keys are rotated plane by plane; a plane is a pair of columns of a head. Each
+        plane has a frequency of order, w, by which it turns from one interaction to the next, and
+        one of time, f, by which it turns in a unit of time (TO-RoPE, equation 4). Either may be 0.
+        The option ``fusion`` says which are. For 2 heads of 4 planes the results have a row for
+        each head, or one row for both:
 
             split_dim      order [[w0, w1, 0, 0]]        time [[0, 0, f0, f1]]
             split_head     order [[w0, w1, w2, w3],      time [[0, 0, 0, 0],
@@ -452,17 +453,18 @@ class TimeOrderRotaryPosition(AngularPosition):
         Returns:
             Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
-        order, time = self.order(), self.clock()  # [planes by order], [planes by time]
+        # the frequencies that are not 0, without a row for each head: two each for ``split_dim``
+        order, time = self.order(), self.clock()
         if self.fusion == "early":
             gate = self.time_share()  # g: a number, or [h or 1, e / 2 or 1]
             order, time = (1 - gate) * order, gate * time
 
-        # split_dim: zeros for the planes of the other one, after order and before time. In all
-        # other forms both have frequencies for all planes already, or none.
+        # Planes that are missing get 0. Those of order are the first ones, those of time the last.
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
-        # split_head: zeros in the heads of the other one. ``by_order`` and ``by_time`` say which
-        # planes of each head turn by order and by time, [h or 1, e / 2] bool.
+
+        # In ``split_head`` a head turns by one of the two, and its planes get 0 for the other.
+        # ``by_order`` and ``by_time``, [h or 1, e / 2] bool, say which planes turn by each.
         return order.masked_fill(~self.by_order, 0), time.masked_fill(~self.by_time, 0)
 
     def angles(self, batch: SequenceBatch) -> Tensor:

@@ -77,28 +77,30 @@ class TableRelation:
     is_of_items: bool
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Return the strongest relations of every interaction of a batch to ones it may read.
+        """Find, for every interaction of a batch, the most strongly related ones it may read.
 
-        Each interaction has a class, the value of a field, and a table says how strongly every two
-        classes are related. If the field is of items (``is_of_items``), such as the brand, it is
-        the class of the interaction's item; if it is of interactions, such as the shop, its own.
+        How strongly two interactions are related depends on their values of one field. It may be a
+        field of items, such as the brand, and then the value is that of the interaction's item; or
+        of interactions, such as the shop. Values are numbered, and a number is called a class.
+        ``self.table`` says how strongly every two classes are related.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the log, all of the dataset.
+            events: [m] int64 rows of the batch's interactions in the log, the table of all
+                interactions of the dataset.
             lookup: ``lookup.items`` [log] has the item of each interaction of the log, and
-                ``lookup.top_k`` says how many relations to keep.
+                ``lookup.top_k`` says how many related ones to keep.
             order: which interactions of the batch each one may read.
 
         Returns:
-            At most ``lookup.top_k`` relations of each interaction.
+            Pairs of related interactions, with the strength: at most ``lookup.top_k`` for each.
         """
-        # Class 0 stands for no value. Interactions of a history from outside the dataset have rows
-        # after the last one of the log and no fields, so their own class is 0, too.
+        # The class of each interaction, [m]; 0 stands for no value. A history from outside the
+        # dataset has rows after the last one of the log, which have no values of interactions.
         entities = lookup.items[events] if self.is_of_items else events
         classes = take_or_fill(self.table.class_of, entities, 0)
 
-        # other users are read if both the field (its ``scope``) and the model (``cross_sequence``)
-        # allow it
+        # interactions of other users may be read if an option of the field (``scope``) and one of
+        # the model (``cross_sequence``) both allow it
         reads_others = self.across_users and lookup.across_users
         return top_relations(self.table, classes, order, lookup.top_k, reads_others)
 
@@ -141,24 +143,27 @@ class NumberRelation:
         return take_or_fill(self.values, events, np.nan)
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Return the strongest relations of every interaction to older ones of its sequence.
+        """Find, for every interaction, the most strongly related older ones of its sequence.
 
-        Each interaction has a number: its position, its time or the value of a field. Two of them
-        are related by exp(-difference / scale), averaged over ``self.scales``.
+        A sequence is interactions of one user. Each interaction has a number: its position, its
+        time or the value of a field. Two of them are related by exp(-difference / scale), averaged
+        over ``self.scales``.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the log, all of the dataset.
-            lookup: reads the log; ``lookup.top_k`` says how many relations to keep.
-            order: ``order.sequence`` [m] numbers the sequence of each interaction, oldest first.
+            events: [m] int64 rows of the batch's interactions in the log, the table of all
+                interactions of the dataset.
+            lookup: reads the log; ``lookup.top_k`` says how many related ones to keep.
+            order: ``order.sequence`` [m] numbers the sequence of each interaction; those of a
+                sequence are next to each other, oldest first.
 
         Returns:
-            At most ``lookup.top_k`` relations of each interaction, each to one of the
-            ``self.max_back`` interactions before it.
+            Pairs of related interactions, with the strength: at most ``lookup.top_k`` for each,
+            and only with the ``self.max_back`` interactions before it.
         """
-        # positions and times never fall along a sequence, so that the interactions just before one
-        # have the smallest differences, and ``top_differences`` skips all others
-        is_rising = self.origin in (POSITION, TIME)
         numbers = self.read_numbers(events, lookup)  # [m]
+        # Positions and times never fall along a sequence. So the interactions just before one have
+        # the smallest differences, and ``top_differences`` need not look at others.
+        is_rising = self.origin in (POSITION, TIME)
         return top_differences(
             numbers, order.sequence, lookup.top_k, self.scales, self.max_back, is_rising
         )
@@ -252,12 +257,12 @@ class RelationLookup:
         The log is sorted by user and time: user u has the rows offsets[u] to offsets[u + 1] - 1.
         Its times have a unit of so many ``seconds``.
         """
-        log = dataset.log
-        users, is_trained, times = log.users.numpy(), dataset.part == TRAIN, log.times.numpy()
+        log, is_trained = dataset.log, dataset.part == TRAIN
+        users, times = log.users.numpy(), log.times.numpy()
         self.users: Column = users
-        self.is_trained: Column = is_trained
         self.items: Column = log.items.numpy()
-        self.times: Column = times if seconds == 1 else times * seconds
+        self.is_trained: Column = is_trained  # whether an interaction is of the training part
+        self.times: Column = times if seconds == 1 else times * seconds  # without a copy if it can
         self.ranks: Column = log.ranks  # how many interactions of the user are older
         self.offsets, self.num_events = log.offsets, len(log)
 

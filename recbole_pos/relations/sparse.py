@@ -76,8 +76,12 @@ def _list_entries(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Copy the E entries of a sparse matrix into tensors, in the order in which it has them.
 
+    A matrix that scipy keeps row by row (csr) has three arrays: the column and the value of each
+    entry, and where each row begins among the entries. One that is kept column by column (csc) has
+    the same arrays for its transpose, so what is a row below is then a column, and vice versa.
+
     Args:
-        matrix: matrix by rows (csr); or by columns (csc), where rows and columns change places.
+        matrix: the matrix.
         device: where the tensors are put.
         dtype: type of the values.
 
@@ -108,8 +112,13 @@ class _Product(torch.autograd.Function):
 def _sum_rows(x: Tensor, index: Tensor, weight: Tensor, first: Tensor) -> Tensor:
     """Return the product [rows, d] of a sparse matrix with x [cols, d].
 
-    ``index`` and ``weight`` [E] are column and value of each entry, row by row, and ``first``
-    [rows] says which entry is the first of each row.
+    A row of the product is the sum over the entries of that row of the matrix: their values times
+    the rows of x that their columns name. ``embedding_bag`` computes such sums.
+
+    Args:
+        x: [cols, d] dense matrix.
+        index, weight: [E] column and value of each entry of the sparse matrix, row by row.
+        first: [rows] which entry is the first of each row: 0, 2, 2 for rows of 2, 0 and 1 entries.
     """
     weight = weight.to(x.dtype)
     return F.embedding_bag(index, x.contiguous(), first, mode="sum", per_sample_weights=weight)

@@ -127,13 +127,16 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
         scopes = ("sequence",)
     scope = entry.get("scope", scopes[0])
     check_choice(f"{location}: scope", scope, scopes)
+    within = entry.get("within")
+    if within is not None:
+        _check_within(within, origin, dataset, location)
 
     return Relation(
         field=dataset.time_field if origin == TIME else field,
         kind=kind,
         scope=scope,
         origin=origin,
-        within=_read_within(entry.get("within"), origin, dataset, location),
+        within=within,
         scales=_read_scales(entry.get("scales"), kind, origin, location),
     )
 
@@ -173,41 +176,37 @@ def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
     return table, kinds[field_type]
 
 
-def _read_within(within: Any, origin: str, dataset: Dataset, location: str) -> str | None:
-    """Check the key ``within`` of an entry of the option ``relations``, a second field.
+def _check_within(within: Any, origin: str, dataset: Dataset, location: str) -> None:
+    """Refuse a second field, ``within``, by which a relation cannot be limited.
 
-    The entry ``{field: price, within: category}`` relates two items by their prices, but only if
-    they have a category in common.
+    An entry of the option ``relations`` may name two fields. {field: price, within: category}
+    relates two items by their prices, but only if they have a category in common. The second field
+    must hold tokens (names), one or several for each item or user, and be in the same file of the
+    dataset as the first one: that of the items or that of the users.
 
     Args:
-        within: the value of the key, the name of the second field; None if it is not given.
+        within: the name of the second field, as given.
         origin: the file that has the first field (item, user or inter), or ``POSITION`` or
-            ``TIME``. Only fields of items or users can have a second one, which must be in the same
-            file and hold tokens (names), one or several for each item or user.
+            ``TIME``, which are in none.
         dataset: says which fields exist, and of which type.
         location: the entry, with which messages begin.
-
-    Returns:
-        ``within``.
 
     Raises:
         UsageError: if it is not the name of such a field, or the field is always empty.
     """
-    if within is None:
-        return None
     prefix = f"{location}: within: "
-    within_origin = map_fields_to_tables(dataset).get(within)
+    within_origin = map_fields_to_tables(dataset).get(within)  # the file that has it
     if within_origin is None:  # no such field, or one that the options of the data leave out
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
+
     kind = dataset.kinds[within]
-    is_possible = origin in ("item", "user") and kind in ("token", "token_seq")
-    if not is_possible or within_origin != origin:
+    has_possible_file = origin in ("item", "user") and within_origin == origin
+    if not has_possible_file or kind not in ("token", "token_seq"):
         raise UsageError(
             f"{prefix}expected a token or token_seq field of the same table, item or user; "
             f"{shown(within)} is a {kind} field of {within_origin}, and the relation is of {origin}"
         )
     require_values(within, dataset, prefix)  # an error if the field is always empty
-    return within
 
 
 def _read_scales(scales: Any, kind: str, origin: str, location: str) -> tuple[float, ...]:
@@ -304,11 +303,11 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
         [entities] int64 classes, 0 for no token; and a sparse matrix [classes, tokens] that is 1
         where a class has a token.
     """
-    # every set of tokens in one form: sorted, without repetitions
+    # every set of tokens in one form: sorted, and a token that equals the one before made 0; the
+    # tokens 5, 3, 5 become 3, 5, 5, then 3, 5, 0, and sorted again 0, 3, 5
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0
     rows = np.sort(rows, 1)
-
     # equal rows are a class; an empty row first, so that entities without a token get class 0
     rows = np.pad(rows, ((1, 0), (0, 0)))
     classes, group = np.unique(rows, axis=0, return_inverse=True)

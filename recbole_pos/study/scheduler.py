@@ -244,17 +244,14 @@ class Scheduler:
 
         # The options. In a row that is searched, a trial adds its own point (combination of values
         # that the search tries), and a final fit that of the best trial.
-        options, trial, tested_run = dict(fit.options), self._find_trial(fit), None
+        options, trial = dict(fit.options), self._find_trial(fit)
         if trial is not None:
             options |= self.searches[fit.row].points[trial]
 
         # The best trial may have been trained with the seed of this final fit. Then its weights
         # only need to be tested, unless they have been deleted.
-        if fit.trial is None and trial is not None:
-            for other in self.fits:
-                if (other.row, other.trial, other.seed) == (fit.row, trial, fit.seed):
-                    trial_run = self.digests.get(other.name, "")
-                    tested_run = trial_run if self.folder.has_weights(trial_run) else None
+        is_final = fit.trial is None and trial is not None
+        tested_run = self._find_weights(fit.row, trial, fit.seed) if is_final else None
 
         # The configuration. For very many items adapt_loss replaces the loss CE by SCE.
         config = make_row_config(options)
@@ -264,6 +261,12 @@ class Scheduler:
         # A trial is not tested, so its digest differs from that of a final fit with equal options.
         digest = digest_run(config, dataset.identity, fit.trial is not None)
         return Job(fit, config, digest, tested_run)
+
+    def _find_weights(self, row: str, trial: int | None, seed: int) -> str | None:
+        """Return the digest of the run of a trial with a seed; None if its weights are missing."""
+        fits = [fit for fit in self.fits if (fit.row, fit.trial, fit.seed) == (row, trial, seed)]
+        runs = [self.digests.get(fit.name, "") for fit in fits]
+        return next((run for run in runs if self.folder.has_weights(run)), None)
 
     def _make_child_job(self, fit: Fit) -> Job:
         """Return the job of a fit that starts from the weights of its parent, a run of another row.

@@ -353,19 +353,25 @@ def _change_content(
 ) -> dict[str, Any]:
     """Return the content of a study's file with some keys changed.
 
+    A new value replaces that of the file, but for three keys:
+
+    - ``base``, the options of all rows (configurations): new options are added to the former ones.
+    - ``paper``, results that a paper reports: a new dataset removes them.
+    - ``seeds``, a number or a list: a new number keeps so many of the file's list. With [7, 9] in
+      the file 1 gives [7], and 3 gives [7, 9, 10].
+
     Args:
         written: the content as the file has it.
         changes: keys with their new values.
-        new_base: options that are merged into ``base``, the options of all rows (configurations).
+        new_base: new options for ``base``.
     """
     content = {**written, **changes, "base": _change_base(written.get("base") or {}, new_base)}
-    # ``paper`` has values that a paper reports, which are of the former dataset.
     if "dataset" in changes:
         content["paper"] = None
-    # A new number of seeds keeps those of a list, as far as there are enough.
-    seeds, num_seeds = written.get("seeds"), changes.get("seeds")
-    if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
-        content["seeds"] = _take_seeds(seeds, num_seeds)
+
+    seeds, new_seeds = written.get("seeds"), changes.get("seeds")
+    if isinstance(seeds, list) and is_whole(new_seeds) and new_seeds > 0:
+        content["seeds"] = _take_seeds(seeds, new_seeds)
     return content
 
 

@@ -96,12 +96,12 @@ class TrialTable:
     """
 
     def __init__(self, folder: Path, space: Space, metric: str, mode: str) -> None:
-        """Read the trials of earlier calls from ``trials.json``, if it exists.
+        """Read the trials of earlier calls from ``trials.json``; none if there is no such file.
 
         Args:
-            folder: folder of the search.
-            space: space of the search.
-            metric: name of the validation metric.
+            folder: folder of the search, which has the file.
+            space: the options that are searched, with the values that they may have.
+            metric: name of the validation metric by which trials are compared.
             mode: ``max`` or ``min``, whichever is better.
         """
         self.folder, self.space, self.metric, self.mode = folder, space, metric, mode
@@ -294,8 +294,8 @@ class TrialSearch(OptunaSearch):
         """Make Optuna's study, with all trials of earlier calls and the points of a grid.
 
         A study is Optuna's record of trials, from which its sampler learns which options to try
-        next. It is kept in a storage under a name. Ray's OptunaSearch, the base class, gets the
-        same storage and name, finds the study there, and continues it.
+        next. It is kept in a storage under a name. Ray's OptunaSearch, the base class, is given
+        storage and name, not the study itself. It finds the study there, and continues it.
 
         Args:
             search: the search.
@@ -305,11 +305,12 @@ class TrialSearch(OptunaSearch):
         """
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
+        facts, space = search.facts, search.space  # seed and searcher; the options to try
 
-        # The study, still empty. A grid needs no sampler, but OptunaSearch wants one.
-        facts, space = search.facts, search.space
-        place: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
+        # The study, still empty. Options are sampled at random, or by TPE for ``optuna``. A grid
+        # samples nothing, but OptunaSearch wants a sampler for it, too.
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
+        place: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
         study = optuna.create_study(
             direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **place
         )
