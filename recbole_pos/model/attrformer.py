@@ -425,8 +425,7 @@ class AttrFormer(PosSASRec):
         start, end = self.lookup.offsets[users], self.lookup.offsets[users + 1]
         rows = gather_index(start, end - start)
         items, lengths = torch.from_numpy(self.lookup.items[rows]), torch.from_numpy(end - start)
-        batch = self.make_batch(items, lengths)
-        return replace(batch, log_rows=torch.from_numpy(rows))
+        return replace(self.make_batch(items, lengths), log_rows=torch.from_numpy(rows))
 
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
         """Return the training interactions of other users that predictions read, the bank.

@@ -92,23 +92,26 @@ class SPop(Untrained):
 def find_nearest_items(
     interactions: csr_matrix, k: int, shrink: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k items most similar to each item, by the cosine over the sessions that have both.
+    """Find the k items most similar to each item, by the sessions that have both.
+
+    With c_ij the number of sessions that have both items, and c_i of those that have item i, the
+    similarity is the cosine, less for rare items: c_ij / (sqrt(c_i) sqrt(c_j) + shrink).
 
     Args:
         interactions: [sessions, items], above zero where the item is in the session.
         k: number of similar items.
-        shrink: added to the denominator, against chance between rare items.
+        shrink: number that lowers the similarity of rare items, which may be chance.
 
     Returns:
         Ids and similarities [items, k], 0 where there are fewer than k.
     """
-    # in how many sessions two items occur together, as lists of row, column and number
+    # c_ij, as lists of row, column and number
     num_items = interactions.shape[1]
     occurs = (interactions > 0).astype(np.float64)
     cooccurrence = (occurs.T @ occurs).tocoo()
     row, column = cooccurrence.row, cooccurrence.col
 
-    norm = np.sqrt(np.asarray(occurs.sum(axis=0)).ravel())
+    norm = np.sqrt(np.asarray(occurs.sum(axis=0)).ravel())  # sqrt(c_i) of each item
     similarity = cooccurrence.data / (norm[row] * norm[column] + shrink)
     is_other = row != column  # an item is not similar to itself
     return _take_best(row[is_other], column[is_other], similarity[is_other], num_items, k)
@@ -119,9 +122,9 @@ def find_reachable_items(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the k items that are nearest to each item in a graph of transitions.
 
-    With P the transitions divided by the sum of their row, item j that is first reached from i
-    after h transitions scores hops - h + (P^h)_ij: the fewest transitions first and, of equally
-    many, the most probable item of a random walk.
+    The nearest ones are reached by the fewest transitions and, of equally many, are the most
+    probable in a random walk. With P the transitions divided by the sum of their row, item j that
+    is first reached from i after h transitions has the score hops - h + (P^h)_ij.
 
     Args:
         transitions: [items, items] how often the second item follows the first.
@@ -134,31 +137,46 @@ def find_reachable_items(
     """
     num_items = transitions.shape[0]
     totals = np.asarray(transitions.sum(axis=1)).ravel()
-    probability = diags(1 / np.maximum(totals, 1)) @ transitions
+    probability = diags(1 / np.maximum(totals, 1)) @ transitions  # P
 
-    # walks from some items at a time: [sources, items] probabilities after 1, 2, ... transitions
+    # walks from a block of items at a time, the sources, and for each the k best items it reaches
     block = max(max_cells // num_items, 1)
     found = []
-    for start in range(0, num_items, block):
-        sources = np.arange(start, min(start + block, num_items))
-        # a walk starts at its item with probability 1
-        at_source = np.ones(len(sources)), (sources - start, sources)
-        reached = walk = csr_matrix(at_source, (len(sources), num_items))
-        parts = []
-        for hop in range(1, hops + 1):
-            walk = walk @ probability
-            # items that the walk has not reached before, scored by the number of transitions
-            new = (walk - walk.multiply(reached > 0)).tocoo()
-            new.eliminate_zeros()
-            parts.append((new.row, new.col, hops - hop + new.data))
-            reached = reached + new.tocsr()
-
-        # the entries of all hops, and of each item the k best
-        row, column, score = map(np.concatenate, zip(*parts, strict=True))
-        found.append(_take_best(row, column, score, walk.shape[0], k))
+    for sources in np.split(np.arange(num_items), range(block, num_items, block)):
+        row, item, score = _walk(sources, probability, hops)
+        found.append(_take_best(row, item, score, len(sources), k))
 
     items, scores = map(np.concatenate, zip(*found, strict=True))
     return items, scores
+
+
+def _walk(sources: np.ndarray, probability: csr_matrix, hops: int) -> tuple[np.ndarray, ...]:
+    """Find the items that random walks reach, and score them.
+
+    The score of an item that is first reached after h transitions is hops - h, plus the probability
+    that the walk is there then.
+
+    Args:
+        sources: [n] int64 items at which the n walks start.
+        probability: [items, items] probability of each transition.
+        hops: most transitions.
+
+    Returns:
+        Number of the walk, item and score, [reached] each.
+    """
+    # Where each walk is, as a matrix [n, items] of probabilities: at first 1 at its source. And a
+    # matrix that is above 0 where an item has been reached.
+    at_source = np.ones(len(sources)), (np.arange(len(sources)), sources)
+    reached = walk = csr_matrix(at_source, (len(sources), probability.shape[0]))
+    parts = []
+    for hop in range(1, hops + 1):
+        walk = walk @ probability
+        # the items that are reached now, and were not before
+        new = (walk - walk.multiply(reached > 0)).tocoo()
+        new.eliminate_zeros()
+        parts.append((new.row, new.col, hops - hop + new.data))
+        reached = reached + new.tocsr()
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _take_best(

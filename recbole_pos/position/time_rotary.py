@@ -486,11 +486,11 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
-        """Return the seconds after which the rotation by time has come round to where it began.
+        """Return the periods of the rotation by time: how long each takes to turn once around.
 
         Rotary position schemes rotate each pair of columns of a head by an angle. Here the angle
         grows with the order of interactions, with their time, or with both. Before training the
-        shortest of these periods is compared with the resolution of the dataset's times.
+        shortest period is compared with the resolution of the dataset's times.
 
         Returns:
             [h, e / 2] seconds for each pair of columns of each head, infinite where the angle does

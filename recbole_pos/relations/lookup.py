@@ -391,9 +391,9 @@ class RelationLookup:
         num_windows = -(-sizes // self.max_length)  # division rounded up
         sequence = np.repeat(np.arange(len(sizes)), num_windows)
 
-        # what L does not divide is in the oldest window
+        # all windows have L interactions, but the oldest one of a history, which has the rest
         lengths = np.full(len(sequence), self.max_length)
-        oldest_window = np.cumsum(num_windows) - num_windows
+        oldest_window = np.cumsum(num_windows) - num_windows  # 0, 3 for 3 windows and then others
         lengths[oldest_window] = sizes - (num_windows - 1) * self.max_length
 
         # the rows from ``start`` on, as many as ``sizes`` says: 7, 8, 2, 3, 4 for 7, 2 and 2, 3
