@@ -222,8 +222,10 @@ def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k highest scores of every row and their columns; ties in column order.
 
-    torch's ``topk`` leaves open which of several equal scores it returns, and in what order. Here
-    the scores 5, 7, 5, 5 and k = 2 always give 7, 5 at the columns 1, 0.
+    Of several equal scores torch's ``topk`` may return any, in any order. So the columns that it
+    returns are replaced where the last score that it selects is equal to one that it leaves out,
+    and sorted where scores are equal. The scores 5, 7, 5, 5 and k = 2 always give 7, 5 at the
+    columns 1, 0.
 
     Args:
         scores: [rows, columns].
@@ -232,7 +234,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         Scores, highest first, and int64 columns, [rows, k] each.
     """
-    # one more than k, as the first score that is left out may equal the last one selected
+    # one more than k, to see whether the first score that is left out equals the last one selected
     highest, column = scores.topk(min(k + 1, scores.size(1)))
     value, column = highest[:, :k], column[:, :k]
     if not (highest[:, 1:] == highest[:, :-1]).any():  # no ties

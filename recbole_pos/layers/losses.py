@@ -232,7 +232,8 @@ def weighted_cross_entropy(
     results in the type of ``vectors``, such as float32.
 
     Args:
-        states, vectors: see :func:`full_cross_entropy`.
+        states: [m, d] state of each position.
+        vectors: [items, d] item vectors; row 0 is padding.
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
         prior: [items] weight of each item, 0 for item 0; None if only ``targets`` count.
@@ -248,9 +249,8 @@ def weighted_cross_entropy(
     with torch.autocast(device_type, enabled=False):
         states = states.to(vectors.dtype)
         betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
-        loss, _, _ = _compute_loss_and_gradients(
-            states, vectors, targets, betas, prior, factor_type
-        )
+        # the gradients that it returns too are read by the backward pass only
+        loss, *_ = _compute_loss_and_gradients(states, vectors, targets, betas, prior, factor_type)
     return loss
 
 

@@ -126,22 +126,22 @@ class Statistics:
     matrix: Any
 
     def transform(self, values: np.ndarray) -> np.ndarray:
-        """Scale or whiten content vectors of items: (values - mean) @ matrix.
+        """Scale or whiten content vectors of items.
 
-        Where ``matrix`` is a number it scales: (values - mean) * matrix. Only some rows (``_ROWS``)
-        are transformed at a time, which bounds the memory in float64.
+        They become (values - mean) * matrix if ``matrix`` is a number, which scales them, and else
+        (values - mean) @ matrix. A row of zeros, an item without content, stays zero.
 
         Args:
-            values: [n, c] content vectors. They are overwritten if their size stays c. A row of
-                zeros, an item without content, stays zero.
+            values: [n, c] float32 content vectors. To save memory, the result overwrites them if
+                its rows have the same size.
 
         Returns:
-            [n, c or k] float32.
+            [n, c] float32, or [n, k] for a matrix [c, k].
         """
         is_scale = np.ndim(self.matrix) == 0
-        out = values
-        if not is_scale and self.matrix.shape[1] != values.shape[1]:
-            out = np.zeros((len(values), self.matrix.shape[1]), np.float32)
+        size = values.shape[1] if is_scale else self.matrix.shape[1]
+        out = values if size == values.shape[1] else np.zeros((len(values), size), np.float32)
+        # ``_ROWS`` rows at a time, so that few are in memory as float64
         for start in range(0, len(values), _ROWS):
             chunk = values[start : start + _ROWS].astype(np.float64)
             has_content = chunk.any(1)

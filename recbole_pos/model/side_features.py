@@ -44,18 +44,21 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
     Returns:
         The module, or None without such fields.
     """
-    options = ("event_features", "user_features")
-    columns: list[Mapping[str, Tensor | None]]
+    # the values of each field, by its name; of interactions those in training only
+    of_events: Mapping[str, Tensor | None]
+    of_users: Mapping[str, Tensor | None]
     if has_log(dataset):
-        of_interactions, of_users = (read_features(dataset, option) for option in options)
-        # numbers are standardised by training interactions only
+        columns = read_features(dataset, "event_features")
         is_trained = torch.from_numpy(dataset.part == TRAIN)
-        of_interactions = {name: column[is_trained] for name, column in of_interactions.items()}
-        columns = [of_interactions, of_users]
-    else:  # names of fields without values
-        columns = [dict.fromkeys(read_feature_names(config, option)) for option in options]
+        of_events = {name: column[is_trained] for name, column in columns.items()}
+        of_users = read_features(dataset, "user_features")
+    else:  # names without values
+        of_events = dict.fromkeys(read_feature_names(config, "event_features"))
+        of_users = dict.fromkeys(read_feature_names(config, "user_features"))
 
-    events, users = (_build_embeddings(config, dataset, fields) for fields in columns)
+    # a module for each field, by its name
+    events = _build_embeddings(config, dataset, of_events)
+    users = _build_embeddings(config, dataset, of_users)
     if not events and not users:
         return None
     return EventFeatures(events, users, config["hidden_size"], config["feature_fusion"])
