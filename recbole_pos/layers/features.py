@@ -156,12 +156,14 @@ class EventFeatures(nn.Module):
         size: int,
         fusion: str,
     ) -> None:
-        """Keep the modules that embed the fields.
+        """Keep the modules that make vectors of fields, and create what joins the vectors.
 
         Args:
-            events, users: module that embeds each field of interactions and of users, by its name.
+            events, users: the module of each field of interactions and of users, by its name. It
+                makes a vector of a value of the field.
             size: d, size of all vectors.
-            fusion: how they are joined: ``sum`` or ``concat_mlp``, see :class:`FeatureFusion`.
+            fusion: how they are joined: ``sum`` adds them up, ``concat_mlp`` sends them through a
+                network of two layers.
         """
         super().__init__()
         self.events, self.users = list(events), list(users)
@@ -219,13 +221,14 @@ class ItemFeatures(nn.Module):
     def __init__(
         self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor], size: int, fusion: str
     ) -> None:
-        """Keep the embeddings and the values of all items.
+        """Keep the fields of all items, and the modules that make vectors of their values.
 
         Args:
-            fields: module that embeds each field, by its name.
+            fields: the module of each field, such as a brand, by its name.
             columns: values by field: [items] numbers or tokens, or [items, s] lists of tokens.
             size: d, size of all vectors.
-            fusion: how they are joined with item vectors: ``sum`` or ``concat_mlp``.
+            fusion: how they are joined with item vectors: ``sum`` adds them up, ``concat_mlp``
+                sends them through a network of two layers.
         """
         super().__init__()
         self.fields = nn.ModuleList(fields.values())

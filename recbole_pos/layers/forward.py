@@ -148,10 +148,11 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        """Create the projections that the scheme needs, d to d, with layer norm and dropout.
+        """Create the linear layers of attention, with a layer norm and dropout.
 
-        A position scheme is a module that changes attention by the order or the times of
-        interactions, and may need fewer projections than query, key and value.
+        They compute query, key and value, and the output (``dense``), d numbers each. A position
+        scheme is a module that changes attention by the order or the times of interactions. It may
+        need only some of query, key and value; the layers of the others are None.
 
         Args:
             options: sizes and switches of the layer.
@@ -304,7 +305,9 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward sub-layer with residual and layer norm (4; FPARec, equation 8)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create the layers W_1, from d to ``inner_size``, and W_2 back, with norm and dropout.
+        """Create a network of two linear layers, from d numbers to ``inner_size`` and back to d.
+
+        A layer norm, before them (``pre_norm``) or at the end, and dropout belong to it.
 
         Args:
             options: sizes and switches of the layer.

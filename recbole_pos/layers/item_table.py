@@ -170,7 +170,7 @@ class KeptGradient:
         Torch calls it, as a hook of the table, with each gradient before it is added.
         """
         if grad.is_sparse:
-            self._touched.append(grad._indices()[0])
+            self._touched.append(grad._indices()[0])  # the numbers of its rows
         else:
             self._has_dense = True
 

@@ -560,7 +560,7 @@ class RelationLayer(TransformerLayer):
     def __init__(
         self, attention: RelationAttention, feed_forward: FeedForward, aggregates: bool, gated: bool
     ) -> None:
-        """Keep the parts of the layer, and create the gate.
+        """Keep the two sub-layers, and create the weight with which related users are added.
 
         Args:
             attention: self-attention with heads of relations beside it.

@@ -118,19 +118,19 @@ class CountedEncoding(PositionEncoding):
     weight: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute ``widths``, the number of columns that each of the ``counts`` has in the table.
+        """Compute the sizes of the vectors that the encoding of an interaction is made of.
 
-        An interaction is encoded by one or two counts, such as forward (how many interactions are
-        older) and backward (how many are newer). For each of them it gets a vector. If these are
-        added up (``added``), each has d numbers. Otherwise they are put side by side to d numbers,
-        so that for d = 5 the first has 3 and the second 2.
+        The encoding has d numbers. It is made of one vector for each of ``counts``, such as forward
+        (how many interactions are older) and backward (how many are newer). If the vectors are
+        added up (``added``), each has d numbers. Otherwise they are put side by side, so that for
+        d = 5 the first has 3 numbers and the second 2.
 
         Args:
             dimensions: sizes of the model; d is its ``hidden_size``.
         """
         super().__init__(dimensions)
         d, num_slices = dimensions.hidden_size, len(self.counts)
-        parts = torch.arange(d).tensor_split(num_slices)  # d columns cut into equal parts
+        parts = torch.arange(d).tensor_split(num_slices)  # d columns in parts of about equal size
         self.widths = [d] * num_slices if self.added else [len(part) for part in parts]
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:

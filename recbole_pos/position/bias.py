@@ -58,10 +58,12 @@ class ALiBi(DistanceBias):
     slopes: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the slope of each head (Press et al., ALiBi, 2022, section 3), [h, 1].
+        """Compute how fast the bias of each head falls with the distance, its slope, [h, 1].
 
-        4 heads have 1/4, 1/16, 1/64 and 1/256. 6 heads have these and, of the slopes of 8 heads,
-        the first and the third, 1/2 and 1/8.
+        If h is a power of two, head i = 1, ..., h has the slope 2^(-8 i / h): 4 heads have 1/4,
+        1/16, 1/64 and 1/256. Otherwise heads are filled up with every second slope of twice that
+        power: 6 heads have these four and, of the slopes of 8 heads, the first and the third, 1/2
+        and 1/8 (Press et al., ALiBi, 2022, section 3).
 
         Args:
             dimensions: sizes of the model, with h heads.
@@ -93,7 +95,13 @@ class T5Bias(DistanceBias):
     bucket: Tensor
 
     def __init__(self, dimensions: Dimensions, *, t5_buckets: int, t5_max_distance: int) -> None:
-        """Create the biases [h, buckets], and compute the bucket of each distance, [n].
+        """Create a learned bias for each bucket of distances, and find the bucket of each distance.
+
+        The first half of the buckets, ``exact`` in number, have one distance each. The others grow
+        by a constant factor up to ``t5_max_distance``:
+
+            growth = ln(distance / exact) / ln(t5_max_distance / exact)
+            bucket = exact + floor(growth * (t5_buckets - exact))
 
         With 8 buckets and a largest distance of 16 the distances 0 to 3 have a bucket each; then
         buckets begin at 4, 5.7, 8 and 11.3.
@@ -113,7 +121,7 @@ class T5Bias(DistanceBias):
                 "t5_buckets must be at least 2 and t5_max_distance more than half of it, found "
                 f"{t5_buckets} and {t5_max_distance}"
             )
-        self.weight = nn.Parameter(torch.zeros(dimensions.n_heads, t5_buckets))
+        self.weight = nn.Parameter(torch.zeros(dimensions.n_heads, t5_buckets))  # the biases
 
         # half of the buckets in equal steps, the other half in steps of the logarithm
         exact = t5_buckets // 2  # buckets of one distance each

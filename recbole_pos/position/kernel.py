@@ -71,10 +71,11 @@ class FullFactor(Factor):
     column: Tensor
 
     def __init__(self, n: int) -> None:
-        """Create the weights on and below the diagonal of an [n, n] matrix, as the identity.
+        """Create a learned lower-triangular matrix [n, n], which at first is the identity.
 
-        ``weight`` has them row by row, a, b, c of [[a, 0], [b, c]]. ``row`` and ``column`` say
-        where each is in the matrix: 0, 1, 1 and 0, 0, 1.
+        Only the weights on and below the diagonal are kept, row by row: ``weight`` has a, b, c of
+        [[a, 0], [b, c]]. ``row`` and ``column`` say where each is in the matrix: 0, 1, 1 and
+        0, 0, 1.
         """
         super().__init__()
         self.n = n
@@ -92,12 +93,15 @@ class ToeplitzFactor(Factor):
     """A matrix with one weight for each lag i - j (equation 10 with u_ik = w_(k-i))."""
 
     def __init__(self, n: int, band: int | None) -> None:
-        """Create the weights of the lags 0 to ``band`` - 1, as the identity: 1 at lag 0, else 0.
+        """Create a learned [n, n] matrix with one weight for each lag, at first the identity.
+
+        The lag is how much older a position (column) is than the one that reads it (row). So the
+        fresh weights are 1 for lag 0, and 0 for all others.
 
         Args:
             n: size of the matrix.
-            band: number of lags that have a weight, at most n; None for n. Older positions than
-                that are not read.
+            band: number of lags that have a weight, from 0 on, at most n; None for n. Older
+                positions are not read.
         """
         super().__init__()
         lag = torch.arange(n if band is None else min(band, n))

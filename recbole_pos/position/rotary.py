@@ -28,6 +28,9 @@ def base_form(planes: int, base: float, scale: float) -> Tensor:
 def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
     """Return frequencies whose periods are log-spaced (TO-RoPE, Wei et al., 2025, section 3.2).
 
+    The period is the time of a whole turn, 2 pi / frequency. Three periods from 1 to 100 are 1, 10
+    and 100.
+
     Args:
         planes: number of frequencies; a single one has the geometric mean of both periods.
         shortest, longest: first and last period.
@@ -262,8 +265,8 @@ class RotaryPosition(AttentionPosition):
     def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
         """Compute the table of angles by which positions are rotated, as cosines and sines.
 
-        Plane c, a pair of columns of a head, turns by position * base^(-2c/e). The tables are [n, e
-        / 2] each, for n positions and heads of size e.
+        Plane c, a pair of columns of a head, turns by position * base^(-2c/e). There is a table
+        ``cos`` and a table ``sin``, [n, e / 2] each, for n positions and heads of size e.
 
         Args:
             dimensions: sizes of the model.
