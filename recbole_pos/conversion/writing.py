@@ -122,7 +122,7 @@ class Lines:
         }
         read = source.table.num_rows + len(source.broken_lines)
         lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
-        return cls(str(source.path), read, read - counts.total(), reasons, lost)
+        return cls(str(source.path), read, kept=read - counts.total(), dropped=reasons, lost=lost)
 
     @property
     def num_lost(self) -> int:

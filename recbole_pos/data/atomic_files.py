@@ -219,8 +219,9 @@ class TextTable(AtomicFile):
         Raises:
             UsageError: if there is none, or a cell of it is not name:type.
         """
-        filled_lines = (numbered for numbered in iterate_lines(self.path) if numbered[1].strip())
-        number, header = next(filled_lines, (0, ""))
+        # ``iterate_lines`` yields each line with its number.
+        filled = ((number, line) for number, line in iterate_lines(self.path) if line.strip())
+        number, header = next(filled, (0, ""))
         if not header:
             raise UsageError(
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "

@@ -396,7 +396,7 @@ class TargetLoader(FullSortEvalDataLoader):
         self.rows = rows[shard.rank :: shard.size]
         self.sample_size = len(self.rows)  # RecBole's name for how many rows a loader has
         # RecBole's full-sort loader would list the items of each user here: it is passed over.
-        AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
+        AbstractDataLoader.__init__(self, config, dataset, sampler=None, shuffle=False)
 
     def _init_batch_size_and_step(self) -> None:
         """Set the number of rows of a batch; RecBole's constructor calls this."""

@@ -360,8 +360,8 @@ class PrefixRows(Interaction):
             the histories; and the row of each target in the log.
         """
         # Rows of the targets in the log, and of where their histories begin.
-        rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
-        target = self.target[rows.reshape(-1)]
+        numbers = np.arange(self.length)[index] if isinstance(index, slice) else index
+        target = self.target[torch.as_tensor(numbers).reshape(-1)]
         start = self._find_start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
 

@@ -173,10 +173,10 @@ class FittedModel:
         if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
-        # Items of add_items are only in memory; the number 2 lets the warning name save's caller.
+        # Items of add_items are only in memory; ``stacklevel`` 2 names save's caller.
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
-            warnings.warn(text, RunWarning, 2)
+            warnings.warn(text, RunWarning, stacklevel=2)
 
         # Copy the data, then the run, so that a run is there only if its data are.
         make_folder(target.path)

@@ -219,12 +219,12 @@ def read_histories(
         moments = [np.nan if row.at is None else row.at for row in rows]
         at = np.array([_to_unit(x, f"histories[{n}].at", unit) for n, x in enumerate(moments)])
     packed = Histories.pack(
-        [number if row.id is None else row.id for number, row in enumerate(rows)],
-        np.array(items, np.int64),
-        lengths,
-        _read_times(rows, unit),
-        at,
-        _read_features(rows, fields, lengths),
+        ids=[number if row.id is None else row.id for number, row in enumerate(rows)],
+        items=np.array(items, np.int64),
+        lengths=lengths,
+        times=_read_times(rows, unit),
+        at=at,
+        features=_read_features(rows, fields, lengths),
     )
 
     # Lists of names become lists of the ids of known items. A history without names to choose from,
@@ -356,17 +356,16 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
                 )
 
         # A feature of interactions has a value for each item, one of users a single value.
+        num_values = [1] * len(rows) if table == "user" else lengths.tolist()
         columns[table] = {}
         for name, tokens in readable.items():
             values: list[Any] = []  # of all histories, one history after the other
-            for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+            for number, (row, length) in enumerate(zip(rows, num_values, strict=True)):
                 location = f"histories[{number}].{table}.{name}"
-                value = row.get(name)
-                if table == "user":
-                    value, length = [value], 1
-                elif value is None:
-                    value = [None] * length
-                values += _validate_feature(value, length, tokens, location)
+                given = [row.get(name)] if table == "user" else row.get(name)
+                if given is None:  # all values of the interactions are missing
+                    given = [None] * length
+                values += _validate_feature(given, length, tokens, location)
             columns[table][name] = _encode_feature(values, tokens)
     return Features(columns["events"], columns["user"])
 
@@ -423,8 +422,8 @@ def _encode_feature(values: list[Any], tokens: TokenIds | None) -> Tensor:
     # other. The list [0] in front, which is cut off again, makes the table at least one id wide.
     lists = [torch.tensor([0])]
     for value in values:
-        names = value if isinstance(value, list) else [] if value is None else [value]
-        ids = [tokens.ids.get(str(name), 0) for name in names]
+        names = value if isinstance(value, list) else [value]
+        ids = [tokens.ids.get(str(name), 0) for name in names if name is not None]
         known_ids = [token_id for token_id in ids if token_id > 0]
         lists.append(torch.tensor(known_ids, dtype=torch.int64))
     return pad_sequence(lists, batch_first=True)[1:]

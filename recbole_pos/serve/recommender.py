@@ -137,7 +137,7 @@ class Recommender(FittedModel):
             else:
                 if not histories_only:
                     missing = NeedsDataset("histories of users", trained.config)
-                    warnings.warn(str(missing), RunWarning, 2)
+                    warnings.warn(str(missing), RunWarning, stacklevel=2)
         if item_vectors is not None:
             trained.add_items(item_vectors)
         return trained

@@ -152,7 +152,7 @@ class Histories:
         if self.errors:
             first = next(iter(self.errors.values()))
             text = f"{len(self.errors):,} of {len(self):,} histories get no answer: {first}"
-            warnings.warn(text, RunWarning, 3)
+            warnings.warn(text, RunWarning, stacklevel=3)
 
     def with_request_time(self, default: float | np.ndarray) -> Histories:
         """Return the histories, each with the time at which recommendations to it are asked for.
