@@ -129,6 +129,13 @@ class FeatureFusion(nn.Module):
     """
 
     def __init__(self, num_fields: int, size: int, fusion: str) -> None:
+        """Create the network that joins the vectors, unless they are only added up.
+
+        Args:
+            num_fields: k, number of vectors that are joined with x.
+            size: d, size of all vectors.
+            fusion: ``concat_mlp`` for a network of two layers, ``sum`` for none.
+        """
         super().__init__()
         layers = (nn.Linear((num_fields + 1) * size, size), nn.GELU(), nn.Linear(size, size))
         self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None

@@ -232,7 +232,17 @@ class MultiHeadAttention(nn.Module):
         return {name: layer for name, layer in layers.items() if layer is not None}
 
     def project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
-        """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
+        """Apply several linear layers of the same sizes to the same inputs, in one matrix product.
+
+        Their weights [d, d] are put one below the other, which is faster than one product each.
+
+        Args:
+            x: [m, d] inputs.
+            layers: such as those of query, key and value; all with a bias or all without.
+
+        Returns:
+            [m, layers, h, e], each output cut into h heads of size e = d / h.
+        """
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
         return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)

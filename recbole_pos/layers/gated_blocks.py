@@ -173,7 +173,10 @@ class GatedAttention(MultiHeadAttention):
         self.gate = nn.Linear(options.hidden_size, options.hidden_size)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Apply the gated sub-layer, [m, d] to [m, d]."""
+        """Return x + sigmoid(W x) * Attention(LayerNorm(x)), [m, d], for inputs x [m, d].
+
+        W x is ``gate``, a linear layer. The product with its sigmoid is element by element.
+        """
         out = self.out_dropout(self.attention(self.LayerNorm(x), batch))
         return x + self.gate(x).sigmoid() * out
 
@@ -200,7 +203,11 @@ class GatedFeedForward(nn.Module):
         self.dropout = Dropout(options.hidden_dropout_prob)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the gated sub-layer, [m, d] to [m, d]."""
+        """Return x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n), n = LayerNorm(x), for inputs x [m, d].
+
+        Here * multiplies element by element. ``dense_1`` is W1 and W2 one below the other,
+        ``dense_2`` is W3, and ``gate`` is W.
+        """
         active, linear = self.dense_1(self.LayerNorm(x)).chunk(2, -1)
         out = self.dropout(self.dense_2(F.silu(active) * linear))
         return x + self.gate(x).sigmoid() * out

@@ -267,9 +267,11 @@ class PGGNN(nn.Module):
     """
 
     def __init__(self, hidden_size: int) -> None:
+        """Create W_in and W_out, for messages from nodes before and after a node, and the GRU."""
         super().__init__()
         self.into = nn.Linear(hidden_size, hidden_size, bias=False)
         self.out = nn.Linear(hidden_size, hidden_size, bias=False)
+        # its input are both messages side by side
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
@@ -384,6 +386,12 @@ class GRUSet2Set(nn.Module):
     """
 
     def __init__(self, hidden_size: int, steps: int) -> None:
+        """Create the GRU cell, which makes the next query of the one before and its answer.
+
+        Args:
+            hidden_size: d, the size of queries and of answers.
+            steps: number of queries.
+        """
         super().__init__()
         self.steps = steps
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)

@@ -50,7 +50,11 @@ class ItemTable(nn.Embedding):
 
     @torch.no_grad()
     def write_start(self) -> None:
-        """Write the vectors of ``start`` into the table, after its random initialisation."""
+        """Write given vectors, ``start``, into the table, after its random initialisation.
+
+        ``start`` are the numbers of some rows, and a vector for each, which may be shorter than a
+        row: then the rest of the row stays random. It is None if nothing is given.
+        """
         if self.start is not None:
             rows, vectors = self.start
             self.weight[rows, : vectors.size(1)] = vectors

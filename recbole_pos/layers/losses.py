@@ -128,7 +128,15 @@ def _scale(gradients: Sequence[Tensor | None], grad: Tensor) -> Sequence[Tensor 
 
 
 def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Save the two gradients, which are outputs after the loss, for the backward pass."""
+    """Save the gradients that a loss has computed together with its value, for the backward pass.
+
+    Torch calls it after the operation.
+
+    Args:
+        ctx: torch's context of the operation, which keeps tensors for the backward pass.
+        inputs: arguments of the operation, not read here.
+        output: the loss, and its gradients to states and to item vectors.
+    """
     _, grad_states, grad_vectors = output
     ctx.save_for_backward(grad_states, grad_vectors)
     ctx.set_materialize_grads(False)  # no zeros as the gradients to these two outputs
@@ -274,7 +282,14 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:
-    """Return p [items], the expectation of Dir(c + 1) for counts c (AttrFormer, equation 14)."""
+    """Return the prior probability of each item, p_i = (c_i + 1) / sum_j (c_j + 1), p_0 = 0.
+
+    That is the expectation of a Dirichlet distribution with the parameters c + 1 (AttrFormer, Liu
+    et al., KDD 2025, equation 14).
+
+    Args:
+        counts: [items] c, how often each item occurs in training; item 0 is padding.
+    """
     alpha = counts.double() + 1
     alpha[0] = 0  # padding is not an item
     return alpha / alpha.sum()

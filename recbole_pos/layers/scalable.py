@@ -190,6 +190,13 @@ class _RunningTopK:
     """
 
     def __init__(self, n: int, k: int, like: Tensor) -> None:
+        """Begin without any product.
+
+        Args:
+            n: number of directions.
+            k: how many products to keep of each.
+            like: a tensor of the type and the device of the products.
+        """
         self.k = k
         self.best = like.new_empty(n, 0)
         self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)

@@ -200,13 +200,15 @@ class Statistics:
 
 
 def _average(values: np.ndarray, rows: np.ndarray, add_up: Callable[[np.ndarray], Any]) -> Any:
-    """Return a sum over some rows of an array, divided by their number.
+    """Return an average over some rows of an array, such as the mean of the rows.
+
+    The rows are taken in parts of about ``_ROWS``, so that few are in memory as float64.
 
     Args:
         values: [n, c] array.
         rows: indices of the rows.
-        add_up: returns the sum over the rows of a part, float64, of about ``_ROWS`` rows. So only
-            a part is in memory as float64 at a time.
+        add_up: function of a part, [rows of the part, c] float64, that returns the sum over its
+            rows of what is averaged: of the rows themselves, or of their squares.
     """
     parts = np.array_split(rows, max(1, len(rows) // _ROWS))
     return sum(add_up(values[part].astype(np.float64)) for part in parts) / max(1, len(rows))

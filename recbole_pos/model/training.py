@@ -87,6 +87,11 @@ class NativeAdapter(RecBoleAdapter):
         return self.model.prepare(self.model.pack(rows))
 
     def can_compile(self) -> bool:
+        """Return whether torch can compile the loss: for causal models on windows, with CE.
+
+        It cannot if a model looks into the log of all interactions: for related interactions
+        (``needs_events``) or for further targets (``later_targets``).
+        """
         model, config = self.model, self.config
         if config["augmentation"] != "all_positions" or config["loss_type"] != "CE":
             return False
@@ -124,7 +129,12 @@ class NativeAdapter(RecBoleAdapter):
         return self._window_loss
 
     def _row_loss(self, rows: Interaction | SequenceBatch) -> Tensor:
-        """Return the loss of rows; for a device the loader has made windows of them."""
+        """Return the loss of a batch that has one target for each history.
+
+        Args:
+            rows: RecBole's rows. If they are trained on a GPU, the data loader may have packed them
+                already, as a batch without padding.
+        """
         if isinstance(rows, SequenceBatch):
             return self.model.window_loss(rows)
         return self.model.calculate_loss(rows)

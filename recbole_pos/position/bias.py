@@ -206,6 +206,12 @@ class ContextualPosition(AttentionPosition):
     options = ("cape_positions",)
 
     def __init__(self, dimensions: Dimensions, *, cape_positions: int | None) -> None:
+        """Create the learned table ``weight``, with a vector for each whole position, at first 0.
+
+        Args:
+            dimensions: sizes of the model; vectors have the size of a head.
+            cape_positions: number of positions; None for the maximum length of a history.
+        """
         super().__init__()
         num_rows = dimensions.max_length if cape_positions is None else cape_positions
         self.weight = nn.Parameter(torch.zeros(num_rows, dimensions.head_size))

@@ -134,6 +134,14 @@ class LearnedAttention(PositionalAttention):
     """
 
     def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
+        """Keep the sizes; subclasses create R, the learned numbers of pairs of positions.
+
+        Args:
+            dimensions: sizes of the model, with n positions and heads of size e.
+            positional_mask: ``before_softmax``: newer positions and padding are left out of the
+                softmax, so that weights are divided by the sum of those that are left.
+                ``after_softmax``: they are set to 0 after it.
+        """
         super().__init__()
         self.max_length = dimensions.max_length  # n
         self.scale = 1 / math.sqrt(dimensions.head_size)  # 1 / sqrt(e)

@@ -129,12 +129,31 @@ class RequestAge(InputPosition):
     reads_newest_time = True
 
     def __init__(self, dimensions: Dimensions, *, age_buckets: int, age_scale: str) -> None:
+        """Create the learned table T, with a vector for each bucket of times.
+
+        Args:
+            dimensions: sizes of the model.
+            age_buckets: number of buckets, the rows of T.
+            age_scale: ``log`` or ``sqrt``, the function of minutes whose whole part is the bucket.
+        """
         super().__init__()
         self.is_log = age_scale == "log"
         self.weight = make_table(dimensions, age_buckets, dimensions.hidden_size)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Add to item vectors [m, d] the row of T for the time until the request, [m, d]."""
+        """Add to item vectors a learned vector for the time from each interaction to the request.
+
+        The request is the moment at which the next item after the history is asked for or, where
+        that is not known, the time of the newest interaction. The vector is a row of ``weight``:
+        row floor(ln(minutes)) if ``is_log``, else floor(sqrt(minutes)); 0 at least.
+
+        Args:
+            x: [m, d] item vectors.
+            batch: the histories, with times.
+
+        Returns:
+            [m, d].
+        """
         request_time = batch.request.elapsed[batch.last][batch.row]  # [m], one for each history
         minutes = (request_time - batch.elapsed).clamp(min=1e-6) / 60
         bucket = minutes.log() if self.is_log else minutes.sqrt()
@@ -161,6 +180,12 @@ class HSTUBias(AttentionPosition):
     reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, hstu_time_buckets: int) -> None:
+        """Create the learned numbers w_pos of each distance and w_time of each bucket, at first 0.
+
+        Args:
+            dimensions: sizes of the model; distances are below its ``max_length``.
+            hstu_time_buckets: number of buckets, ranges of the time between two interactions.
+        """
         super().__init__()
         self.distance = nn.Parameter(torch.zeros(dimensions.max_length))
         self.time = nn.Parameter(torch.zeros(hstu_time_buckets))

@@ -167,6 +167,14 @@ class TimeRotaryPosition(BankRotaryPosition):
     def __init__(
         self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
     ) -> None:
+        """Build the frequencies by which pairs of columns (planes) of a head rotate with time.
+
+        Args:
+            dimensions: sizes of the model.
+            learn_frequencies: ``fixed`` for none, ``free`` to learn each by itself, ``ladder`` to
+                learn the first one and how far each next one is below it.
+            **time_options: unit of time, and from where to where frequencies or periods go.
+        """
         planes = count_planes(dimensions, "time_rope")
         bank = build_time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
         super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))

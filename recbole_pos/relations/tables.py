@@ -62,9 +62,9 @@ class Relation:
 
     @property
     def is_of_users(self) -> bool:
-        """Whether it goes into position-to-position aggregation, not into relation-augmented heads.
+        """Whether the field is one of users, such as their age, and not of items or interactions.
 
-        In the paper's words its source is user, not item or behaviour.
+        A model reads relations of users in a step of its own, and others in heads of attention.
         """
         return self.origin == "user"
 

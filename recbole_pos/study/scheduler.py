@@ -263,7 +263,17 @@ class Scheduler:
         return Job(fit, config, digest, tested_run)
 
     def _find_weights(self, row: str, trial: int | None, seed: int) -> str | None:
-        """Return the digest of the run of a trial with a seed; None if its weights are missing."""
+        """Find the weights that a trial of a search was trained to with one of the seeds.
+
+        Args:
+            row: name of the row (configuration) that is searched.
+            trial: number of the trial.
+            seed: the seed.
+
+        Returns:
+            The digest (hash) that names the folder of the run; None if the trial has not been
+            trained with this seed, or its weights are gone.
+        """
         fits = [fit for fit in self.fits if (fit.row, fit.trial, fit.seed) == (row, trial, seed)]
         runs = [self.digests.get(fit.name, "") for fit in fits]
         return next((run for run in runs if self.folder.has_weights(run)), None)
