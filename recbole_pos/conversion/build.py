@@ -92,23 +92,24 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
             require_column(name, source.columns, role)
 
     # Guess the others among the columns that are left.
-    for role in _USUAL_NAMES:
-        if role in roles:
-            continue
+    for role in [role for role in _USUAL_NAMES if role not in roles]:
         names = _find_by_name(role, [name for name in source.columns if name not in roles.values()])
-        if len(names) != 1:
-            found = f"{' and '.join(names)[:100]} may both be" if names else "no column is known as"
-            option = f"--{role}=COLUMN"
-            if role == "time":
-                option += f", or --time={ROW_ORDER} if rows are in order"
-            examples = listed(
-                f"{name[:40]} ({_quote_example(source.table[name])})" for name in source.columns
-            )
-            raise UsageError(
-                f"{found} the {role}: name it with {option}. The columns are {examples}; if these "
-                "are no names, name them with --columns=user,item,..."
-            )
-        roles[role] = names[0]
+        if len(names) == 1:
+            roles[role] = names[0]
+            continue
+
+        # None or several: say which, and list all columns, each with its first value.
+        found = f"{' and '.join(names)[:100]} may both be" if names else "no column is known as"
+        option = f"--{role}=COLUMN"
+        if role == "time":
+            option += f", or --time={ROW_ORDER} if rows are in order"
+        examples = listed(
+            f"{name[:40]} ({_quote_example(source.table[name])})" for name in source.columns
+        )
+        raise UsageError(
+            f"{found} the {role}: name it with {option}. The columns are {examples}; if these "
+            "are no names, name them with --columns=user,item,..."
+        )
     return roles
 
 

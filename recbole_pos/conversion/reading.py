@@ -175,8 +175,7 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
     """
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
-    # _FORMATS has the format of each suffix, such as csv for .tsv; _SUFFIXES_BESIDE_DATA are .json
-    # and .txt.
+    # The format of each file that may hold data, by its suffix: _FORMATS has csv for .tsv.
     formats: dict[Path, str] = {}
     for file in sorted(path.rglob("*")) or [path]:  # rglob finds nothing below a file
         is_hidden = any(part[0] == "." for part in file.relative_to(path).parts)
@@ -184,6 +183,7 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
         if file.is_file() and not is_hidden and uncompressed.suffix in _FORMATS:
             formats[file] = _FORMATS[uncompressed.suffix]
 
+    # Leave out those with the suffixes .json and .txt (_SUFFIXES_BESIDE_DATA), unless all have one.
     files = [file for file in formats if file.suffix not in _SUFFIXES_BESIDE_DATA] or list(formats)
     found = {formats[file] for file in files}
     if len(found) != 1:
@@ -246,6 +246,7 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Sou
     """
     has_quotes = not args.no_quotes
     with _open(file, args.encoding) as stream:
+        # The stream is now where the rows begin: at 0, if the file has no header.
         names, separator = _read_header(stream, file, args, given_names)
         start = stream.tell()
         num_skipped = 1 if start else 0  # lines before the rows: the header, or none

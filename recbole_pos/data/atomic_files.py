@@ -386,6 +386,11 @@ class ParquetTable(AtomicFile):
     def __init__(self, path: Path, config: Options) -> None:
         """Open the file and find the name and type of each column.
 
+        Args:
+            path: the file.
+            config: configuration. The option ``column_types`` has the types of columns whose names
+                do not say it, such as {user_id: token}.
+
         Raises:
             UsageError: if it is no parquet file, or a column has no type.
         """

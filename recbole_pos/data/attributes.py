@@ -21,7 +21,7 @@ def map_fields_to_tables(dataset: Dataset) -> dict[str, str]:
 
 
 def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ...] = ()) -> str:
-    """Say in a message that a field is not loaded, and which ones are.
+    """Return the text of a message: that a field is not loaded, and which fields are.
 
     Args:
         field: the field.

@@ -424,10 +424,11 @@ class HistorySource:
         return sum(num_rows for _, num_rows in self.row_groups)
 
     def read(self, start: int, stop: int) -> Histories:
-        """Return the histories from number ``start`` up to ``stop``.
+        """Return the histories from number ``start`` up to ``stop``, without ``stop``, as arrays.
 
-        With row groups of 100, 100 and 50 histories, 150 to 220 are the rows from 50 of the second
-        group and the first 20 of the third. Histories without an id get their number.
+        Only the row groups that have some of them are read. With row groups of 100, 100 and 50
+        histories, 150 to 220 are the rows from 50 of the second group and the first 20 of the
+        third. Histories without an id get their number.
 
         Raises:
             UsageError: for a file that cannot be read, or a malformed history.
@@ -443,6 +444,8 @@ class HistorySource:
                     table = group.to_table(self.schema)
                     table.validate(full=True)  # a damaged file may hold invalid text
                     tables.append(table[first:end])
+
+        # Without a column of ids, the histories get their numbers.
         histories = pa.concat_tables(tables)
         if "id" not in self.schema.names:
             histories = histories.append_column("id", pa.array(range(start, stop), pa.int64()))
