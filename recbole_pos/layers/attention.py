@@ -33,6 +33,11 @@ class Dropout(nn.Module):
     """
 
     def __init__(self, p: float) -> None:
+        """Compute the threshold below which a random byte, 0 to 255, drops an element.
+
+        Args:
+            p: probability with which an element is dropped; on a CPU it is rounded to 1/256.
+        """
         super().__init__()
         self.p = p
         # a byte below the threshold drops an element; above 0 at least one value of a byte does

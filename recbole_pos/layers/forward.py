@@ -126,6 +126,12 @@ class TransformerLayer(nn.Module):
     """One layer: attention, then a feed-forward network, each with its residual (steps 2 to 4)."""
 
     def __init__(self, attention: nn.Module, feed_forward: nn.Module) -> None:
+        """Keep the two sub-layers.
+
+        Args:
+            attention: the sub-layer in which interactions read each other, with its residual.
+            feed_forward: the network that changes each state by itself, with its residual.
+        """
         super().__init__()
         self.multi_head_attention = attention
         self.feed_forward = feed_forward

@@ -37,6 +37,12 @@ class ItemTable(nn.Embedding):
     """
 
     def __init__(self, num_items: int, size: int) -> None:
+        """Create the table, with a row for each item; item 0 is padding.
+
+        Args:
+            num_items: number of items, padding included.
+            size: d, size of an item vector.
+        """
         super().__init__(num_items, size, padding_idx=0)
         self.parts = nn.ModuleDict()
         self.has_ids = True
@@ -163,6 +169,12 @@ class KeptGradient:
     """
 
     def __init__(self, weight: nn.Parameter, clears_all: bool) -> None:
+        """Allocate the gradient of a table, which is kept from step to step.
+
+        Args:
+            weight: [rows, d] the table.
+            clears_all: whether to zero all rows between steps, not only those of a step.
+        """
         self.weight, self.clears_all = weight, clears_all
         self.dense = torch.zeros_like(weight, requires_grad=False)
         self._touched: list[Tensor] = []  # rows of the sparse gradients since ``clear``

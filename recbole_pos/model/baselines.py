@@ -451,6 +451,12 @@ class SessionBPR(SequentialRecommender):
     input_type = InputType.PAIRWISE
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Create the item vectors and the BPR loss.
+
+        Args:
+            config: options; ``embedding_size`` is the size of the vectors.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         self.item_embedding = nn.Embedding(self.n_items, config["embedding_size"], padding_idx=0)
         self.loss = BPRLoss()
@@ -484,6 +490,12 @@ class SessionFPMC(FPMC):
     refuses = _KNOWS_LAST_ITEM
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build RecBole's FPMC without its users, so that an item's score is by the last item only.
+
+        Args:
+            config: options of the model.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         # RecBole's vectors of users, and those of items by which users are multiplied
         del self.UI_emb, self.IU_emb

@@ -53,6 +53,12 @@ class EncodedEmbedding(nn.Embedding):
     """
 
     def __init__(self, plain: nn.Embedding, schemes: nn.ModuleList) -> None:
+        """Take over the weights of a model's embedding, and set the vector of padding to zero.
+
+        Args:
+            plain: the embedding; it has the same weights from now on.
+            schemes: encodings of positions, which are added to the vectors.
+        """
         super().__init__(plain.num_embeddings, plain.embedding_dim, 0, _weight=plain.weight.data)
         self.schemes = schemes
         with torch.no_grad():

@@ -199,6 +199,11 @@ class EveryPosition(RecBoleAdapter):
         return self._window_loss if packed else self.model.calculate_loss
 
     def _window_loss(self, batch: SequenceBatch) -> Tensor:
+        """Return the cross-entropy of all targets of a batch among all items.
+
+        Args:
+            batch: windows, parts of histories in which many interactions have a target.
+        """
         assert batch.targets is not None  # a training batch has targets
         states = compute_every_state(self.model, batch)
         return full_cross_entropy(states, self.model.item_embedding.weight, batch.targets)

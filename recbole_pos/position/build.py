@@ -280,11 +280,22 @@ class Compose(AttentionPosition):
         return dict(cast("Iterable[tuple[str, AttentionPosition]]", self.schemes.items()))
 
     def share_with(self, first: Compose) -> None:
+        """Let each position scheme of this layer take over tables of its twin in the first one.
+
+        Args:
+            first: the schemes of the first layer, of the same names.
+        """
         shared = first.parts()
         for name, scheme in self.parts().items():
             scheme.share_with(shared[name])
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, turned by the position schemes of a layer, one after the other.
+
+        Args:
+            q, k: [m, h, e] queries and keys.
+            batch: the histories.
+        """
         for scheme in self.parts().values():
             # each rotates what the one before has rotated; its result, maybe a user's, is checked
             rotated = scheme.rotate(q, k, batch)
@@ -292,11 +303,19 @@ class Compose(AttentionPosition):
         return q, k
 
     def mix_keys(self, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return keys [m, h, e] mixed with older ones by the position schemes of a layer.
+
+        ``require_result`` checks the shape of each result, since a scheme may be a user's own.
+        """
         for scheme in self.parts().values():
             k = require_result(scheme.mix_keys(k, batch), k.dtype, k.shape, scheme, "mix_keys")
         return k
 
     def mix_values(self, v: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return values [m, h, e] mixed with older ones by the position schemes of a layer.
+
+        ``require_result`` checks the shape of each result, since a scheme may be a user's own.
+        """
         for scheme in self.parts().values():
             v = require_result(scheme.mix_values(v, batch), v.dtype, v.shape, scheme, "mix_values")
         return v
@@ -359,6 +378,7 @@ class ComposeInput(InputPosition):
         self.schemes = nn.ModuleDict(schemes)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return item vectors x [m, d] with the encodings of all position schemes added."""
         for scheme in self.schemes.values():
             x = add_positions(scheme, x, batch)
         return x

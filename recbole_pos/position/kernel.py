@@ -161,6 +161,11 @@ class PositionalKernel(AttentionPosition):
         self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
 
     def share_with(self, first: PositionalKernel) -> None:
+        """Replace the factors that all layers share by those of the first layer.
+
+        Args:
+            first: the same scheme in the first layer.
+        """
         for name, is_shared in self.shared.items():  # the factors U and L
             if is_shared:
                 setattr(self, name, getattr(first, name))

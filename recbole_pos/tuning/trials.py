@@ -252,6 +252,12 @@ class ResumableSampler(BaseSampler):
     """
 
     def __init__(self, seed: int, is_random: bool) -> None:
+        """Keep the seed; a sampler for a trial is made when the trial begins (``before_trial``).
+
+        Args:
+            seed: seed of the search.
+            is_random: whether options are sampled at random; by TPE if False.
+        """
         self.seed, self.is_random = seed, is_random
         self.sampler: BaseSampler = RandomSampler(seed)
 
