@@ -34,7 +34,11 @@ class Choice:
     bonus: Tensor | None = None
 
     def find_columns(self, items: Tensor) -> Tensor:
-        """Return the index of each id among the ranked ``items``; -1 if it is not ranked."""
+        """Return the index of each id among the ranked ``items``; -1 if it is not ranked.
+
+        Ranked items have ascending ids, so that bisection finds where an id is, or would be. With
+        the ranked items 2, 5, 7 the ids 7 and 3 have the indices 2 and -1.
+        """
         column = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
         return torch.where(self.items[column] == items, column, -1)
 
@@ -64,6 +68,7 @@ def score_parts(
         part_scores = scores(items)
         if choice.bonus is not None:
             part_scores = part_scores + choice.bonus[start : start + PART]
+        # the excluded items of this part; their columns in it count from its first item
         in_part = (column >= start) & (column < start + len(items))
         part_scores[barred_rows[in_part], column[in_part] - start] = -torch.inf
         yield items, part_scores

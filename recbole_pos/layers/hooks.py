@@ -78,10 +78,10 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def share_with(self, first: Any) -> None:
-        """Take over parameters of the first layer, if all layers of a model share some.
+        """Take over parameters of the first layer, for position schemes whose layers share some.
 
-        A scheme of which each layer has parameters of its own leaves this method as it is: nothing
-        happens. Others override it.
+        Such a scheme, a subclass, overrides this method. By default it does nothing, so that each
+        layer has parameters of its own.
 
         Args:
             first: the same scheme as it was built for the first layer.

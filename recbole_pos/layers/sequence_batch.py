@@ -153,7 +153,17 @@ class SequenceBatch:
     def from_lengths(
         cls, items: Tensor, lengths: Tensor, max_length: int, **columns: Any
     ) -> SequenceBatch:
-        """Return a batch whose width is computed; ``columns`` are further attributes."""
+        """Return a batch of histories without padding, given by their lengths.
+
+        Args:
+            items: [m] int64 items of all histories, one history after the other.
+            lengths: [b] int64 number of interactions of each history.
+            max_length: n, the maximum length that a model is built for.
+            **columns: further attributes of the batch, such as ``times`` [m].
+
+        Returns:
+            The batch. Its ``width`` is the length of the longest history.
+        """
         return cls(items, lengths, max_length, int(lengths.max()), **columns)
 
     def __len__(self) -> int:
@@ -189,34 +199,49 @@ class SequenceBatch:
 
     @lazy_attribute
     def row(self) -> Tensor:
-        """[m] int64, the history that an interaction belongs to."""
+        """[m] int64, the history of each interaction: 0, 0, 1, 1, 1 for the lengths 2 and 3."""
         rows = torch.arange(self.batch_size, device=self.lengths.device)
         return rows.repeat_interleave(self.lengths, output_size=self.items.numel())
 
     @lazy_attribute
     def index(self) -> Tensor:
-        """[m] int64, how many interactions of the history are older: 0 for the oldest."""
+        """[m] int64, how many interactions of the history are older than each one.
+
+        They are 0, 1, 0, 1, 2 for histories of the lengths 2 and 3, each with its oldest first.
+        """
         position = torch.arange(self.items.numel(), device=self.lengths.device)
         return position - self.first[self.row]
 
     @lazy_attribute
     def first(self) -> Tensor:
-        """[b] index of the oldest interaction of each history among the packed interactions."""
+        """[b] index of the oldest interaction of each history among all m interactions.
+
+        They are 0 and 2 for histories of the lengths 2 and 3.
+        """
         return self.lengths.cumsum(0) - self.lengths
 
     @lazy_attribute
     def last(self) -> Tensor:
-        """[b] index of the newest interaction of each history among the packed interactions."""
+        """[b] index of the newest interaction of each history among all m interactions.
+
+        They are 1 and 4 for histories of the lengths 2 and 3.
+        """
         return self.first + self.lengths - 1
 
     @lazy_attribute
     def age(self) -> Tensor:
-        """[m] how many interactions of the history are newer: 0 for the newest."""
+        """[m] how many interactions of the history are newer than each one.
+
+        They are 1, 0, 2, 1, 0 for histories of the lengths 2 and 3, each with its oldest first.
+        """
         return self.lengths[self.row] - 1 - self.index
 
     @lazy_attribute
     def padding(self) -> Tensor:
-        """[b, t] boolean, True at the padding of a block aligned at the start."""
+        """[b, t] bool, True at padding of a block with a history in each row, padded at its end.
+
+        For histories of the lengths 2 and 3 it is [[False, False, True], [False, False, False]].
+        """
         return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
 
     @lazy_attribute
