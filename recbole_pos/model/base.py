@@ -186,11 +186,28 @@ class PosRecommender(SequentialRecommender):
     # --- from a batch to states: what a model defines ---
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states [k, d] of the batch's queries; a state sees nothing after its query."""
+        """Return the states of a batch's queries, which are compared with item vectors.
+
+        Every model defines it. A query asks for what follows one of the interactions, and its state
+        must not depend on later ones.
+
+        Args:
+            batch: histories with k queries.
+
+        Returns:
+            [k, d].
+        """
         raise NotImplementedError
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with ``extras``, what the model computes before a step."""
+        """Return a batch with ``extras``, what a model computes of it before a training step.
+
+        Graph models put graphs there, for example. By default a model has none, and the batch is
+        returned as it is.
+
+        Args:
+            batch: histories, in the memory of the host, from which they are copied to a GPU later.
+        """
         return batch
 
     @property
@@ -199,7 +216,17 @@ class PosRecommender(SequentialRecommender):
         return type(self).prepare is not PosRecommender.prepare
 
     def embed(self, batch: SequenceBatch) -> Tensor:
-        """Return the vectors [m, d] of a batch's items, with ``event_features`` and users'."""
+        """Return the input of the layers, a vector for each interaction of a batch.
+
+        It is the vector of the item, to which ``event_features``, if there are any, adds the fields
+        of the interaction, such as a price paid, and of the user, such as the age.
+
+        Args:
+            batch: histories with m interactions in all.
+
+        Returns:
+            [m, d].
+        """
         vectors: Tensor = self.item_embedding(batch.items)
         return vectors if self.event_features is None else self.event_features(vectors, batch)
 
@@ -234,12 +261,16 @@ class PosRecommender(SequentialRecommender):
         return vectors[self.candidates], self.candidate_rows[targets]
 
     def add_items(self, vectors: np.ndarray) -> None:
-        """Add items by their content vectors [k, c]; their ids follow the existing ones.
+        """Add items that were not there in training; their ids follow the existing ones.
+
+        Args:
+            vectors: [k, c] content vectors of k items, made of their texts for example.
 
         Raises:
-            UsageError: if a position scheme reads a field of items; or, from ``extend``, if the
-                vectors are not as long as those of training. ``extend`` may have changed some
-                modules before it raises, so the caller must restore the model.
+            UsageError: if a position scheme reads a field of items (``item_attributes``), whose
+                values for the new ones are not known; or, from ``extend``, if the vectors are not
+                as long as those of training. ``extend`` may have changed some modules before it
+                raises, so the caller must restore the model.
         """
         if self.item_attributes:
             names = ", ".join(sorted(self.item_attributes))
@@ -253,7 +284,11 @@ class PosRecommender(SequentialRecommender):
     # --- the loss ---
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Return the scalar loss of a batch with targets, by default cross-entropy."""
+        """Return the scalar loss of a training batch: of all its targets, by default cross-entropy.
+
+        Args:
+            batch: windows, parts of histories, with a target for some or all interactions.
+        """
         # ``prepare`` adds ``extras``, such as graphs; the loader may have called it already
         batch = self.prepare(batch) if batch.extras is None else batch
         return compute_loss(self, replace(batch))  # a copy, whose cached values end with the step

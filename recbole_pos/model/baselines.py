@@ -82,7 +82,14 @@ class SPop(Untrained):
         self.register_buffer("popularity", torch.from_numpy(rank), persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] scores by how often an item is in the history, then by popularity."""
+        """Return the scores of all items: by how often each is in the history, then by popularity.
+
+        Args:
+            interaction: RecBole's batch, with histories [B, L] padded with 0.
+
+        Returns:
+            [B, items].
+        """
         history = interaction[self.ITEM_SEQ]
         # ``popularity`` [n_items] is the rank of each item, below ``n_items``: it decides ties only
         repeat_score = (history > 0).to(self.popularity) * self.n_items  # 0 for padding
@@ -216,7 +223,12 @@ class SessionKNN(Untrained):
     refuses = _KNOWS_LAST_ITEM
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Find the k items nearest to each item, and their scores, from the training part."""
+        """Find the k items nearest to each item, and their scores, from the training part.
+
+        Args:
+            config: options; ``k`` is the number of items.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         items, similarities = self.find_neighbours(config, dataset)
         # counted again from the training data that a checkpoint belongs to
@@ -231,9 +243,19 @@ class SessionKNN(Untrained):
         return find_nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] score of each item as a neighbour of the history's last one."""
+        """Return the scores of all items after each history, by its last item only.
+
+        The k items nearest to the last one have their similarities to it as scores, all others 0.
+        ``neighbours`` and ``similarity`` [items, k] have these items and numbers for every item.
+
+        Args:
+            interaction: RecBole's batch, with histories padded with 0 on the right.
+
+        Returns:
+            [B, items].
+        """
         last = _find_last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
-        scores = self.similarity.new_zeros(len(last), self.n_items)
+        scores = self.similarity.new_zeros(len(last), self.n_items)  # [B, items]
         return scores.scatter_(1, self.neighbours[last], self.similarity[last])
 
 
@@ -467,7 +489,15 @@ class SessionBPR(SequentialRecommender):
         return embedding_bag(item_seq, self.item_embedding.weight, mode="mean", padding_idx=0)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return the BPR loss, the mean over rows of the item against its negative."""
+        """Return the BPR loss: the next item of each history should score above a random one.
+
+        It is the mean over rows of -log sigmoid(score of the next item - score of the other one).
+        A score is the product of the session's vector and that of the item.
+
+        Args:
+            interaction: RecBole's batch: histories, the next item of each, and a random item, the
+                negative.
+        """
         session = self.forward(interaction[self.ITEM_SEQ])
         positive = self.item_embedding(interaction[self.POS_ITEM_ID])
         negative = self.item_embedding(interaction[self.NEG_ITEM_ID])

@@ -365,7 +365,16 @@ def _measure_deviation(values: np.ndarray, has_content: Any, is_trained: np.ndar
 
 
 def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:
-    """Return the content vectors [n, c] of items; add notices to ``model``."""
+    """Read the files with content vectors of items, such as embeddings of their texts.
+
+    Args:
+        model: gets warnings about the files, to be shown before training (``notices``).
+        config: options; ``item_vectors`` names the files.
+        dataset: says which id each item has.
+
+    Returns:
+        [n, c] a vector for each id, zeros for an item without one.
+    """
     item_tokens = dataset.field2id_token[dataset.iid_field]
     values, notices = read_vectors(config["item_vectors"], item_tokens, dataset.iid_field)
     model.notices += notices

@@ -24,7 +24,16 @@ def has_log(dataset: Dataset) -> bool:
 
 
 def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
-    """Build the module that adds ``item_features`` to item vectors; None without such fields."""
+    """Build the module that adds fields of items, such as a brand, to their vectors.
+
+    Args:
+        config: options; ``item_features`` names the fields, and ``feature_fusion`` says how they
+            are joined with item vectors.
+        dataset: training part of a dataset, which has the values for all items.
+
+    Returns:
+        The module; None if no field is named.
+    """
     columns = read_features(dataset, "item_features")
     embeddings = _build_embeddings(config, dataset, columns)
     size, fusion = config["hidden_size"], config["feature_fusion"]
