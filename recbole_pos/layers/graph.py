@@ -210,9 +210,9 @@ def _walk(distance: Tensor) -> Tensor:
         distance: [..., t] int64 distances of t places.
     """
     place = torch.arange(distance.size(-1), device=distance.device)
-    # over j up to i the least of distance_j - j, plus i; over j from i on that of distance_j + j,
-    # less i
+    # walks from j <= i: the least of distance_j - j + i, where i is the same for all j
     from_before = (distance - place).cummin(-1).values.add_(place)
+    # walks from j >= i: the least of distance_j + j - i, found from the last place backwards
     from_after = (distance + place).flip(-1).cummin(-1).values.flip(-1).sub_(place)
     return torch.minimum(from_before, from_after)
 

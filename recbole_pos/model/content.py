@@ -172,8 +172,8 @@ class Statistics:
         Returns:
             Mean and matrix, which :meth:`transform` applies.
         """
-        # the mean of the vectors to measure, and without a matrix the variance of their components,
-        # which is the mean of squares less the square of the mean
+        # The mean of the vectors; and if they are only scaled, the variance of their components,
+        # which is the mean of squares less the square of the mean.
         rows = np.flatnonzero(is_fitted & values.any(1))
         mean = _average(values, rows, lambda chunk: chunk.sum(0))
         if not whiten and size is None:
@@ -192,7 +192,8 @@ class Statistics:
             zca_matrix = (axes * scale) @ axes.T
             return cls(mean, zca_matrix)
 
-        # the sign of an axis is arbitrary: make its entry of the largest size positive
+        # An axis may point in either of two directions. Take the one in which the entry with the
+        # largest absolute value is positive, so that the result does not depend on the library.
         largest_entries = axes[abs(axes).argmax(0), range(len(axes))]  # [c], of each column
         axes = axes * np.sign(largest_entries)
         columns = axes * scale if whiten else axes

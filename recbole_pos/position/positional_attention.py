@@ -93,9 +93,9 @@ class PositionalAttention(AttentionPosition):
             # a matrix [t, b] with 1 where a history has an interaction at a position, else 0
             ones = weights.new_ones(batch.items.size(0))  # [m]
             is_real = batch.pad(ones, "end", time_major=True)
-            # A times it is, for each history, the sum of every row over the positions that it has
+            # for each history the sum of every row of A over the positions that the history has
             sums = weights @ is_real  # [h or 1, t, b]
-            # of these, the sums of the m interactions
+            # of these the sums of the m interactions: of each history the rows of its positions
             total = batch.unpad(sums.permute(1, 2, 0), "end", time_major=True)
         # Learned weights of a row are scaled so that the largest is 1. If it is that of a position
         # that a short history lacks, all others may be so small that they are 0 in floating point.
