@@ -105,10 +105,15 @@ class PeriodicField(nn.Module):
         self.linear = nn.Linear(2 * FREQUENCIES, size)  # W [d, 2k] and b [d]
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the vectors W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k) + b of numbers.
+        """Embed numbers, such as prices, as vectors, by sines and cosines of learned frequencies.
+
+        A number is standardised to z = (number - mean) / deviation. With k learned frequencies c
+        (``frequency``) and a linear layer W, b its vector is
+
+            W [sin(2 pi c_1 z), ..., sin(2 pi c_k z), cos(2 pi c_1 z), ...] / sqrt(k) + b
 
         Args:
-            values: [m] numbers before they are standardised to z, NaN where missing.
+            values: [m] numbers, NaN where missing.
 
         Returns:
             [m, d], zero for a missing number.
@@ -141,7 +146,16 @@ class FeatureFusion(nn.Module):
         self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
 
     def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Return x [m, d] joined with the k vectors [m, d], in their order."""
+        """Join vectors of fields with item vectors: add them up, or add what a network makes of all.
+
+        Args:
+            x: [m, d] item vectors.
+            vectors: k vectors [m, d], one for each field.
+
+        Returns:
+            [m, d]: x plus the k vectors; or, if there is a network (``mlp``), x plus its output for
+            x and the k vectors side by side.
+        """
         if self.mlp is not None:
             return x + self.mlp(torch.cat((x, *vectors), -1))
         return sum(vectors, x)
@@ -178,9 +192,10 @@ class EventFeatures(nn.Module):
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
     def by_table(self) -> dict[str, dict[str, Any]]:
-        """Return the module that embeds each field, by the field's name, for two tables.
+        """Return the modules that embed fields, those of interactions and those of users apart.
 
-        The table ``events`` has the fields of interactions, the table ``user`` those of users.
+        ``events`` and ``users`` have the names of these fields, and ``fields`` the modules of all,
+        in the order of the names.
 
         Returns:
             {"events": {name: module, ...}, "user": {name: module, ...}}.
@@ -193,6 +208,9 @@ class EventFeatures(nn.Module):
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Join item vectors with the fields of the interactions and of their users.
+
+        Each value of a field, such as the price paid or the user's age, is embedded as a vector by
+        the field's module. ``fusion`` joins all vectors of an interaction.
 
         Args:
             x: [m, d] vector of each interaction's item.
@@ -245,7 +263,10 @@ class ItemFeatures(nn.Module):
             self.register_buffer(f"values_{index}", columns[name], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Join item vectors with the embedded fields of the items.
+        """Join item vectors with the fields of the items, such as their brands.
+
+        Each value of a field is embedded as a vector by the field's module. ``fusion`` joins all
+        vectors of an item. ``values_0``, ``values_1``, ... have the values of each field.
 
         Args:
             vectors: [..., d] vectors of ``items``.
