@@ -88,8 +88,9 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
         Scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items;
         excluded items have the score -inf.
     """
-    best = best_items = torch.empty(0)
+    best = best_items = torch.empty(0)  # the k best so far, and their ids; the first part sets them
     for part_index, (items, scores) in enumerate(parts):
+        # the k best of this part, the best first, and of equal scores the first column first
         part_best, column = _select_in_groups(scores, min(k, len(items)))
         if part_index == 0:
             best, best_items = part_best, items[column]

@@ -146,7 +146,7 @@ class FeatureFusion(nn.Module):
         self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
 
     def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Join vectors of fields with item vectors: add them up, or add what a network makes of all.
+        """Join vectors of fields with item vectors: by a sum, or by a network, as options say.
 
         Args:
             x: [m, d] item vectors.

@@ -134,9 +134,11 @@ class ItemTable(nn.Embedding):
     def shared(self) -> Iterator[Tensor]:
         """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
 
-        The modules in ``parts`` add features or content to the table's rows; without any, nothing
-        has to be computed, and lookups keep a gradient that has only the rows they touch. Blocks
-        may be nested: the end of an inner one brings back the vectors of the outer one.
+        A vector is the item's row of the table, to which the modules in ``parts`` add features or
+        content. In the block ``_shared`` has the vectors, and lookups read them there. Without such
+        modules nothing has to be computed, ``_shared`` stays as it is, and lookups keep a gradient
+        that has only the rows they touch. Blocks may be nested: the end of an inner one brings back
+        the vectors of the outer one.
 
         Yields:
             [n, d] vectors of all items.
@@ -239,7 +241,11 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
 
 
 def takes_rows(weight: Tensor) -> bool:
-    """Return whether the gradient of a table may be sparse, because a dense one is kept for it."""
+    """Return whether the gradient of a table may be sparse, because a dense one is kept for it.
+
+    Torch adds a sparse gradient to the dense one, in ``weight.grad``. The list ``_kept`` has all
+    dense gradients that are kept at present (:func:`kept_gradient`), each for one table.
+    """
     return any(x.weight is weight and weight.grad is x.dense for x in _kept)
 
 
@@ -267,7 +273,13 @@ def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor
 
 
 def make_row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
-    """Return the sparse gradient of a table of shape ``size``, [n, d] at ascending rows [n]."""
+    """Return the gradient of a table that is 0 but for some rows, as a sparse tensor.
+
+    Args:
+        rows: [n] int64 numbers of these rows, ascending.
+        values: [n, d] gradient of each.
+        size: shape of the table.
+    """
     return torch.sparse_coo_tensor(
         rows[None], values, size, is_coalesced=True, check_invariants=False
     )
