@@ -73,7 +73,10 @@ class Dropout(nn.Module):
 
 
 def future_mask(t: int, device: torch.device) -> Tensor:
-    """Return [t, t] boolean, True where the key (column) is newer than the query (row)."""
+    """Return which keys (columns) are newer than a query (row), [t, t] bool.
+
+    For t = 3 it is True at row 0, columns 1 and 2, and at row 1, column 2.
+    """
     return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
 
 

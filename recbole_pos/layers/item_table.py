@@ -50,7 +50,10 @@ class ItemTable(nn.Embedding):
         self._shared: Tensor | None = None
 
     def drop_ids(self) -> None:
-        """Remove the vectors of ids, so that only parts make the vectors of items."""
+        """Remove the table's rows, so that only the modules in ``parts`` make vectors of items.
+
+        An empty table without gradient takes its place.
+        """
         self.has_ids = False
         self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
 

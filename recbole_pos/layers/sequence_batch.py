@@ -297,7 +297,17 @@ class SequenceBatch:
         return self.width
 
     def column(self, align: Alignment) -> Tensor:
-        """Return [m] the column of every interaction in a padded block."""
+        """Return the column of every interaction in a block that has a history in each row.
+
+        For histories of the lengths 2 and 3 they are 0, 1, 0, 1, 2 if padding follows the
+        interactions of a history (``start``), and 1, 2, 0, 1, 2 if it precedes them (``end``).
+
+        Args:
+            align: ``start`` or ``end``.
+
+        Returns:
+            [m] int64.
+        """
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:

@@ -21,7 +21,19 @@ from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
-    """Return RoFormer's bank scale * base^(-c / planes), [planes] float64 (TO-RoPE, eq. 3)."""
+    """Return RoFormer's frequencies of rotations: scale * base^(-c / planes) for c = 0, 1, ...
+
+    A plane is a pair of columns of a head, and plane c is rotated by its frequency, in radians, for
+    each position or unit of time (TO-RoPE, Wei et al., 2025, equation 3).
+
+    Args:
+        planes: number of frequencies.
+        base: factor by which frequencies fall from c = 0 to c = planes.
+        scale: the first frequency.
+
+    Returns:
+        [planes] float64.
+    """
     return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
 
 

@@ -359,7 +359,7 @@ def count_shared_tokens(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
-    """Return exp(-|z_i - z_j| / r_norm), the mean over all r_norm (equation 10, appendix A.2)."""
+    """Return exp(-abs(difference) / scale), the mean over scales (AttrFormer, equation 10)."""
     return sum(np.exp(-np.abs(difference) / scale) for scale in scales) / len(scales)
 
 
