@@ -84,7 +84,7 @@ class Storage:
                 "that do not fit into memory are kept there while they are sorted; make room, set "
                 "TMPDIR to another folder, or raise memory_limit"
             ) from error
-        self._mapped.add(column._mmap)
+        self._mapped.add(column._mmap)  # type: ignore[attr-defined]
         return column
 
     def release_pages(self) -> None:
