@@ -461,8 +461,9 @@ class PosConfig(Config):
         if key in known:
             return
 
-        # The key may be the name that other libraries give to an option, an option of another model
-        # or position scheme, or misspelt.
+        # The key may be the name that other libraries give to an option (a synonym), an option of
+        # another model or position scheme (``readers`` says of which ones), or misspelt: then
+        # ``nearest`` names options that are written alike.
         readers = sources.describe_readers(key)
         synonyms = [name for name in option_table.find_synonyms(str(key)) if name in known]
         if synonyms:

@@ -206,7 +206,7 @@ def read_interactions(
         times = Times(numbers, Counter({"order of the rows of each user, no time": len(numbers)}))
         time_column = pa.chunked_array([pa.array(numbers)])
 
-    # Drop rows that cannot be used, each for its first fault.
+    # Drop rows that cannot be used, each for its first fault; ``faults`` has reason -> bool by row.
     is_kept = np.ones(table.num_rows, dtype=bool)
     dropped = {}
     faults = _find_faults(roles, user, item, time_column.is_null().to_numpy(), times.seconds)
@@ -217,7 +217,7 @@ def read_interactions(
 
     rows = np.flatnonzero(is_kept)
     if not len(rows):
-        reasons = ", ".join(f"{reason}: {len(rows):,} rows" for reason, rows in dropped.items())
+        reasons = ", ".join(f"{reason}: {len(lost):,} rows" for reason, lost in dropped.items())
         raise UsageError(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"

@@ -46,6 +46,8 @@ def read_dataset(
     Returns:
         The finished dataset, as numbers.
     """
+    # ``open`` returns None for a dataset that must have no cache, such as a small one, and ``load``
+    # returns None if the dataset is not in its cache yet.
     cache = Cache.open(config, list_files(config)) if known is None else None
     cached = cache.load(config) if cache else None
     if cached is not None:

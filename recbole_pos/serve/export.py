@@ -101,7 +101,7 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
         format: ``onnx`` or ``torch_export``.
         k: number of items to recommend; all if there are fewer.
     """
-    # Two programs; vectors of the first must be the model's. Id 0 of names is padding: None.
+    # Two programs; vectors of the first must be the model's. Id 0 of ``names`` is padding (None).
     names = _list_tokens(dataset, dataset.iid_field)
     recommend = Recommend(encoder, min(k, len(names) - 1))
     _write_program(encoder, folder, format, "vector", ("vector",))
@@ -169,12 +169,12 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         encoder: the exported model.
         format: ``onnx`` or ``torch_export``.
         k: number of items that it recommends.
-        names: names of items by id, None for the padding item 0. The items 1 to 3 are the history
-            of the example.
+        names: names of items by id, None for the padding item 0. The items 1 to 3, an hour after
+            each other, are the history of the example.
         config: options of the run.
     """
-    unit = config["timestamp_unit"]
-    times = [(_EXAMPLE_TIME + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
+    unit, history = config["timestamp_unit"], names[1:4]
+    times = [(_EXAMPLE_TIME + 3600 * hour) / SECONDS[unit] for hour in range(len(history))]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -188,7 +188,7 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
         suffix=SUFFIX[format],
         inputs=encoder.inputs,
         features=_describe_features(encoder),
-        history=json.dumps(names[1:4], ensure_ascii=False),
+        history=json.dumps(history, ensure_ascii=False),
         times=times,
         unit=unit,
         num_recommended=k,
