@@ -99,7 +99,7 @@ def test_frames_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     exec(block, {})
     written = pd.read_csv("dataset/shop/shop.inter", sep="\t")
     assert written["item_id:token"].tolist() == ["owl", "kite", "owl"]
-    midnights = pd.to_datetime(["2024-03-02 05:00", "2024-03-02 05:00", "2024-07-02 04:00"])
+    midnights = pd.to_datetime(["2024-03-02", "2024-03-02", "2024-07-02"])  # UTC
     assert written["timestamp:float"].tolist() == [stamp.timestamp() for stamp in midnights]
     assert pd.read_csv("dataset/shop/shop.item", sep="\t")["price:float"].tolist() == [1234.5, 3]
 
