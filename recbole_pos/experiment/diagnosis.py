@@ -170,7 +170,8 @@ def _make_histories(num_items: int, max_length: int) -> tuple[SequenceBatch, Seq
     times = 1.5e9 + 3600 * gaps.cumsum(0)
     batch = SequenceBatch.from_lengths(items, lengths, max_length, times=times)
 
-    # ``row`` is the history of each interaction, and ``index`` its place in there, from 0.
+    # ``row`` is the history of each interaction, and ``index`` its place in there, from 0. Of a
+    # history with 9 interactions the first 4 are the older half; at least one is older in any.
     is_newer = batch.index >= (lengths // 2).clamp(min=1)[batch.row]
     changed_items = torch.where(is_newer, other_items, items)
     changed_times = torch.where(is_newer, times + 30 * 3600, times)  # 30 hours later
@@ -214,6 +215,8 @@ class LossWatch:
             num_unread = LATE
             is_cuda = loss.is_cuda
             loss = loss.to("cpu", non_blocking=True)  # into pinned memory
+            # The copy goes on while this process does other things. An event that is recorded
+            # behind it can be waited for, and so tells when the copy is complete.
             if is_cuda:
                 copied = torch.cuda.Event()
                 copied.record()

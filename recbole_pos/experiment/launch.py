@@ -125,6 +125,9 @@ def _read_error(file: Path) -> errors.PosError:
     """Return the error that a process has written into a file, as ``UsageError: its message``.
 
     One that is not of this package becomes a TrainingError with its name in the message.
+
+    Args:
+        file: the file. Only its beginning up to the first colon is the name of the error's class.
     """
     name, _, text = file.read_text("utf-8").partition(": ")
     kinds = UsageError, errors.CheckpointError, errors.StorageError, TrainingError
@@ -362,6 +365,8 @@ def _process_group(backend: str) -> Iterator[int]:
 def _has_lost_process(error: Exception) -> bool:
     """Return whether an error means that another process of the group has ended.
 
-    It is a DistError or, of the backend gloo, a RuntimeError that is known by its text.
+    Processes of a run are a group, which sum up their gradients. Where one is gone, torch raises a
+    DistError in the others or, if they talk by the backend gloo, a RuntimeError whose text names
+    the file of gloo that failed.
     """
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

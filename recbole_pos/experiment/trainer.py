@@ -256,7 +256,10 @@ class PosTrainer(EvaluatingTrainer):
             log_notices(self.model, trains_every_position)
 
     def _make_writer(self, saved: bool) -> CheckpointWriter:
-        """Return the writer of checkpoints; it writes none unless ``saved``, and in one process."""
+        """Return the writer of checkpoints, which saves the state of this trainer into a file.
+
+        Unless ``saved``, and in all but the first process, it gets no file and writes nothing.
+        """
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder of checkpoints, which may be missing
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -494,8 +497,9 @@ class PosTrainer(EvaluatingTrainer):
             progress.best_epoch = line["epoch"]
             self.best_weights = copy.deepcopy(checkpoint.extract_weights(self.model))
             return False
+        # A validation is due after every ``eval_step`` epochs, which are numbered from 0.
         if (line["epoch"] + 1) % self.eval_step:
-            return False  # a validation is due every ``eval_step`` epochs
+            return False
 
         started = time.perf_counter()
         metrics = self.evaluate(valid_data, load_best_model=False, show_progress=show_progress)

@@ -283,6 +283,7 @@ def _copy_known_weights(weights: dict[str, Tensor], model: nn.Module, source: Ru
     # Of each weight of the model a view of the part that the run has, or the whole weight if the
     # run has no such weight, which is refused. What is copied into a view is in the model.
     parts = model.state_dict()
+    # For a weight of shape [100, 64] in the run, the view is ``parts[name][:100, :64]``.
     for name, weight in weights.items():
         if name in parts and parts[name].dim() == weight.dim():
             parts[name] = parts[name][tuple(slice(size) for size in weight.shape)]

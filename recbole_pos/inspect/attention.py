@@ -162,6 +162,8 @@ def iterate_attention(
     max_weights = chunk_elements(torch.device(model.device)) // layers[0].n_heads
     start = 0
     while start < len(rows):
+        # The next history is the longest that is left, so that no other one needs more room. The
+        # first value of RecBole's collate_fn is a table of the chosen rows.
         batch_size = max(1, max_weights // int(lengths[start]) ** 2)
         interaction = loader.collate_fn(rows[start : start + batch_size].tolist())[0]
         # the inputs of every layer while the model encodes the histories, and the packed histories

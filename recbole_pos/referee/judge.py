@@ -218,12 +218,15 @@ def _judge_block(
     request, item = request[by_place], item[by_place]
     place = count_within(request)  # 0, 1, ... in each list
 
-    # Pairs of a request and an item, each as one number of its own, to compare them at once.
+    # Each pair of a request and an item as one number, by which pairs are compared: the requests
+    # 0, 1, ... have the items 0 to ``num_items`` each. ``find_excluded`` returns the requests and
+    # items of all pairs that are no candidates, since the user has had the item before.
     pair = request.astype(np.int64) * (num_items + 1) + item
     excluded_request, excluded_item = requests.find_excluded(chosen)
     excluded_pair = excluded_request * (num_items + 1) + excluded_item
 
-    # Find faulty rows. Of rows with the same pair, all but the first repeat an item.
+    # Find faulty rows. Of rows with the same pair, all but the first repeat an item. With
+    # ``return_index``, np.unique returns the index of the first row of each pair in second place.
     is_unknown = item == num_items
     is_first_of_pair = np.zeros(len(pair), dtype=bool)
     is_first_of_pair[np.unique(pair, return_index=True)[1]] = True
@@ -231,7 +234,8 @@ def _judge_block(
     is_excluded = np.isin(pair, excluded_pair) & ~is_repeated
     faults = {UNKNOWN_ITEMS: is_unknown, DUPLICATES: is_repeated, SEEN_ITEMS: is_excluded}
 
-    # A row without a fault that has the target of its request is a hit.
+    # A row without a fault that has the target of its request is a hit. Its place is the rank; all
+    # targets without a hit have the rank ``num_items``.
     targets = requests.target_ids[chosen]
     is_hit = (item == targets[request]) & ~is_repeated & ~is_excluded
     ranks = np.full(len(targets), num_items)

@@ -182,6 +182,9 @@ def count_within(groups: np.ndarray) -> np.ndarray:
     Args:
         groups: [rows] group of each row; rows of the same group stand together.
     """
+    # A row is the first of its group if the row before has another group, so that their difference
+    # is not 0; -1, which is no group, stands before row 0. In the example the first rows are 0 and
+    # 3, and the sizes 3 and 2. A row's number, less that of its first row, is what is returned.
     first_rows = np.flatnonzero(np.diff(groups, prepend=-1))
     sizes = np.diff(first_rows, append=len(groups))
     return np.arange(len(groups)) - np.repeat(first_rows, sizes)

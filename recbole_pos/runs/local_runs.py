@@ -78,7 +78,14 @@ class LocalRuns:
         self.folder = TemporaryFolder()
 
     def choose_resources(self, cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
-        """Return the resources of a run: its CPUs, and no GPU; the other arguments are not read."""
+        """Return the resources of a run: the CPUs that it is given, and no GPU.
+
+        Runs that need a GPU are left to ``RayRuns``, which has a method of this name, too.
+
+        Args:
+            cpus: number of CPUs of a run.
+            gpus, uses_gpu: read by the method of ``RayRuns`` only.
+        """
         return Resources(cpus)
 
     def count_concurrent_runs(self, resources: Resources) -> int:
@@ -189,12 +196,18 @@ class MappedData:
     """
 
     def __init__(self, data: SharedData, folder: Path) -> None:
-        """Write the data into a folder, which may have files of other datasets as well."""
-        self.file = folder / f"{id(self)}.joblib"
+        """Write the data into a folder, which may have files of other datasets as well.
+
+        Args:
+            data: a dataset with numpy arrays, which joblib can map from a file.
+            folder: the folder, which processes that read the file can see.
+        """
+        self.file = folder / f"{id(self)}.joblib"  # another name for each object
         joblib.dump(data, self.file)
 
     def make_dataset(self, config: Any) -> Any:
         """Return the dataset for the configuration of a run; its columns cannot be written to."""
+        # With the mode "r" the arrays stay in the file, and parts of it are read as they are used.
         data = joblib.load(self.file, mmap_mode="r")
         return data.make_dataset(config)
 
@@ -226,7 +239,9 @@ def _train_and_send(connection: Connection, environment: dict[str, str], argumen
     for output in (1, 2):
         os.dup2(silent, output)
     connection.send(train_run(**pickle.loads(arguments)))
-    os._exit(0)  # at once: the end of the pipe must not look like the end of the command
+    # Exit at once. An ordinary exit would close this end of the pipe first, which the thread could
+    # take for the end of the command, and exit with the code 1.
+    os._exit(0)
 
 
 @contextmanager

@@ -116,13 +116,24 @@ class SharedData:
             config: configuration of the run. Options of the model may differ from those of the
                 dataset, options of the data may not.
         """
+        # ``fields`` has the columns of the log of all interactions, by name. ``wrap_read_only``
+        # makes a tensor that uses the memory of an array, and ``for_config`` a dataset with the
+        # options of the run.
         arrays: dict[str, Any] = self.dataset.split.log.fields
         tensors = {name: wrap_read_only(array) for name, array in arrays.items()}
         return _replace_columns(self.dataset, tensors).for_config(config)
 
 
 def _replace_columns(dataset: Dataset, columns: dict[str, Any]) -> Dataset:
-    """Return a copy of a dataset with other columns of its interactions, by field."""
+    """Return a copy of a dataset whose interactions have other columns, such as arrays or tensors.
+
+    Copied are only the objects that lead to the columns: the dataset, its split, and the log of all
+    interactions in it. All else is shared with the given dataset, which stays as it is.
+
+    Args:
+        dataset: the dataset.
+        columns: name of a field, such as ``item_id`` -> its new column.
+    """
     copied = copy.copy(dataset)
     log = replace(dataset.split.log, fields=columns)
     copied.split = replace(dataset.split, log=log)
@@ -231,5 +242,6 @@ def explain_failure(error: BaseException) -> str:
         return f"out of memory: {text}" if text else "out of memory"
     if isinstance(error, PosError):
         return text
+    # Such as "my_model.py, line 12"; None if the error is from elsewhere.
     location = locate_in_custom_code(error)
     return f"{type(error).__name__}: {text}" + (f" ({location})" if location else "")

@@ -94,6 +94,8 @@ def _read_trial(fit: Fit, folder: StudyFolder, digest: str) -> list[dict[str, An
         A list of one line: row (the configuration), trial, metric, value (the best one in
         validation; None if it failed) and options; an empty list if its process has not begun.
     """
+    # The facts are what the study has noted of the run, and its results; empty if there is no run.
+    # The process of a run writes its configuration first of all.
     run, facts = folder.run(digest), folder.read_fit(digest)
     if not facts or not run.config.is_file():
         return []
@@ -118,6 +120,8 @@ def _find_run(
     Returns:
         A list of the run; an empty list if it has not begun.
     """
+    # Most fits have a folder, from which their facts (status, results) are read. One with wrong
+    # options, for example, has failed without a folder; then only the reason is known.
     facts = folder.read_fit(digest)
     identity = {"row": fit.row, "seed": fit.seed}
     if facts:
@@ -145,6 +149,8 @@ def _average_trials(
     """
     if trials.empty:
         return trials
+    # Lines that differ only in the value are seeds of one trial. pandas leaves out values that are
+    # NaN, in ``mean`` as in ``count``, so ``seeds`` is the number of seeds that have a value.
     trials = trials.astype({"value": float})  # None becomes NaN
     by_trial = trials.groupby(["row", "trial", "metric", "options"])["value"]
     searches = by_trial.agg(value="mean", seeds="count").reset_index()

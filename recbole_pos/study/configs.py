@@ -307,7 +307,7 @@ def require_same_candidates(plan: Plan, candidates: Mapping[str, str]) -> None:
     """
     for table in plan.tables:
         rows = [row for row in table.rows if row in candidates]
-        # If each has the same as the next one, all have the same.
+        # Compare each row with the next one: if none of these pairs differs, all rows are alike.
         for row, other in itertools.pairwise(rows):
             if candidates[row] != candidates[other]:
                 raise UsageError(

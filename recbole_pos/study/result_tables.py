@@ -266,6 +266,7 @@ def _make_cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[
         ("parameters", "parameters", format_count),
     ):
         if name in results.runs.columns and not results.done[name].isna().all():
+            # Over the finished runs of each row; ``reindex`` gives NaN to a row without any.
             medians = results.done.groupby("row")[name].median().reindex(rows)
             columns[title] = [Cell(format_cost(float(value))) for value in medians]
     return columns
@@ -327,13 +328,14 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
     for name, bin_means in means.groupby("bin", sort=False):  # bins in their order
+        # The highest mean as text; all cells with this text are bold. It is empty for a single row.
         best = _format_best(bin_means["mean"])
         bin_differences = differences[differences["bin"] == name]
         cells = []
         for row, mean in zip(bin_means["row"], bin_means["mean"], strict=True):
             text = format_number(mean)
             difference = _make_difference_cell(bin_differences, row)
-            detail = f"{difference.text} {difference.detail}".strip()
+            detail = f"{difference.text} {difference.detail}".strip()  # "" for the reference
             cells.append(Cell(text, detail, bool(text) and text == best))
         # The title has the size of the bin, which is the same for all rows.
         columns[f"{name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
@@ -435,6 +437,8 @@ def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     keys = ["row", "metric", "bin"]
     frames = []
     for comparison in comparisons:
+        # Each pair of frames has a line per row, metric and bin. A kind of bins groups the targets,
+        # for example by the length of the history; its pair is in the values of ``bins``.
         overall = comparison.means.assign(bin=ALL), comparison.differences
         # Put the differences beside the means, first over all targets, then for each kind of bins.
         for means, differences in [overall, *comparison.bins.values()]:

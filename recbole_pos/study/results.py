@@ -69,6 +69,8 @@ class Results:
 
     def is_ranked(self, row: str) -> bool:
         """Return whether a row can be compared by target: all its finished runs have ranks."""
+        # ``list_seeds`` has a seed for each run of the row that has ranks. There must be as many as
+        # finished runs, and more than none.
         num_done = int((self.done["row"] == row).sum())
         return self.ranks is not None and 0 < num_done == len(self.ranks.list_seeds(row))
 

@@ -275,6 +275,7 @@ class Scheduler:
             trained with this seed, or its weights are gone.
         """
         fits = [fit for fit in self.fits if (fit.row, fit.trial, fit.seed) == (row, trial, seed)]
+        # A fit (training run) without a digest has no folder, and so no weights; "" says so.
         runs = [self.digests.get(fit.name, "") for fit in fits]
         return next((run for run in runs if self.folder.has_weights(run)), None)
 

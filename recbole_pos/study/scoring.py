@@ -137,7 +137,8 @@ def score(
         "rows": {**study["rows"], name: {"predictions": {seed: "" for _, seed in judged}}},
         "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
     }
-    # With this source the plan counts as made afterwards, so that no run is missing.
+    # RUN_FOLDERS in place of a file's name says that the study was made from finished runs, so that
+    # no table says that runs of it are missing.
     plan = make_plan(Source(RUN_FOLDERS, study))
     results = make_results(plan, facts, [*found, *list_judged_runs(plan, judged)])
     return Scored(results, list(judged.values()))

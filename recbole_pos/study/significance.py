@@ -41,8 +41,9 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
         p_values[comparison] = (sums >= thresholds[comparison]).mean()
 
     if sampled:
-        columns = differences[(differences[:, sampled] != 0).any(1)][:, sampled]
-        p_values[sampled] = _sample_flips(columns, thresholds[sampled])
+        # Units whose difference is 0 in all of these comparisons add nothing to a sum.
+        has_value = (differences[:, sampled] != 0).any(1)  # [units]
+        p_values[sampled] = _sample_flips(differences[has_value][:, sampled], thresholds[sampled])
     return p_values
 
 

@@ -137,6 +137,8 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
         totals: [..., units] sums over the targets of each unit; the values have the same shape.
         num_targets: [units] number of targets of each unit.
     """
+    # With one target each, the formula gives the totals themselves. A single unit cannot be left
+    # out, since none would remain, and its value is its mean.
     num_units = len(num_targets)
     if (num_targets == 1).all() or num_units == 1:
         return totals / num_targets
@@ -220,7 +222,12 @@ class SeedNoise:
         return replace(self, between=factor * self.between, within=factor * self.within)
 
     def average(self, num_seeds: int) -> SeedNoise:
-        """Return the noise of a mean over some number of seeds, as those seeds estimate it."""
+        """Return the noise of the mean over n seeds: 1 / n of the noise of a single seed.
+
+        Args:
+            num_seeds: n, the seeds that are averaged. Their own variance is the estimate of the
+                noise, so it has n - 1 degrees of freedom.
+        """
         return replace(self.scale(1 / num_seeds), df=num_seeds - 1)
 
     def add_up(self, levels: Iterable[float]) -> SeedNoise:
@@ -236,6 +243,8 @@ class SeedNoise:
         Args:
             levels: mean of the metric of each row.
         """
+        # ``self.level`` is the mean of the metric in the pooled rows. If it is 0, nothing can be
+        # compared to it, and the noise is taken as it is.
         factors = [max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0 for level in levels]
         return self.scale(sum(factors))
 

@@ -86,7 +86,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
     """Return epoch (from 0) -> validation value of a metric, for the epochs that were validated."""
-    epochs = read_epochs(run)  # ``valid``: metric -> value; None for an epoch without validation
+    # An epoch is a dict, with its validation values under ``valid`` (metric -> value; None for an
+    # epoch without validation).
+    epochs = read_epochs(run)
     return {e["epoch"]: e["valid"][metric] for e in epochs if metric in (e["valid"] or {})}
 
 
@@ -95,6 +97,8 @@ def read_epochs(run: RunFolder) -> list[dict[str, Any]]:
 
     A last line that is not complete is left out, since the run may be writing it now.
     """
+    # Each line is the json of an epoch. Take all up to the last line break; ``rfind`` returns -1 if
+    # there is none, and then nothing is taken.
     content = run.metrics.read_bytes() if run.metrics.is_file() else b""
     return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
 
@@ -154,9 +158,11 @@ class StudyFolder:
             digest: hash that names the run's folder.
             facts: facts by name, such as the row (configuration), the seed and the status.
         """
+        # New facts replace old ones of the same name. The reason of a failure goes when the run is
+        # trained again, since it is then running or done.
         merged = {**read_json(self.run(digest).path / "fit.json"), **facts, "digest": digest}
         if merged.get("status") != FAILED:
-            merged.pop("reason", None)  # why an earlier attempt failed
+            merged.pop("reason", None)
         self._write(f"runs/{digest}/fit.json", merged)
 
     def read_fit(self, digest: str) -> dict[str, Any]:

@@ -119,7 +119,9 @@ class TrialTable:
         Return None if no trial has a value.
         """
         scored = [trial for trial in self.trials if trial.has_result]
-        select = max if self.mode == "max" else min  # both return the first of equal trials
+        # All of these have a score (``or 0`` only tells the type checker so). Of equal trials, max
+        # and min return the first.
+        select = max if self.mode == "max" else min
         return select(scored, key=lambda trial: trial.score or 0, default=None)
 
     def start(self, number: int, options: dict[str, Any]) -> Trial:
@@ -262,7 +264,15 @@ class ResumableSampler(BaseSampler):
         self.sampler: BaseSampler = RandomSampler(seed)
 
     def before_trial(self, study: optuna.Study, trial: Any) -> None:
-        """Start the random numbers of a trial, from the search's seed and the trial's number."""
+        """Make the sampler of a trial, seeded by the seed of the search and the trial's number.
+
+        Optuna calls this before it samples a trial.
+
+        Args:
+            study: Optuna's record of the trials so far; not needed here.
+            trial: the trial, with its number.
+        """
+        # SeedSequence mixes the two numbers into one seed that is unlike those of other trials.
         seed = int(np.random.SeedSequence((self.seed, trial.number)).generate_state(1)[0])
         if self.is_random:
             self.sampler = RandomSampler(seed)

@@ -270,7 +270,7 @@ class _Runs:
         return self.search.facts.num_samples - sum(t.has_result for t in self.table.trials)
 
     def find_test(self, trial: Trial) -> RunFolder:
-        """Return the folder of the test of a trial."""
+        """Return the folder of the run that tests a trial; there is none before the test."""
         return RunFolder(self.folder / "tests" / f"{trial.number:05d}")
 
     def train(self, reporter: Reporter) -> None:
