@@ -550,19 +550,19 @@ class Builder:
         self._add(column, source, table, first)
 
     def _add(self, column: str, source: Source, table: str, cells: Cells, default: str = "") -> str:
-        """Add a column as a field of a table, and an entry for the column to the report.
+        """Add a column of a user's file to the new dataset, as a field, and describe it.
 
         Args:
             column, source: name of the column, and its file.
-            table: ``inter`` (interactions), ``item`` or ``user``.
-            cells: [rows of the table] the values: a code for each distinct one, 0 where none is.
-            default: name for a field with a role (user or item); empty for others.
+            table: table that gets the field: ``inter`` (interactions), ``item`` or ``user``.
+            cells: the values. ``codes`` has a number for each row of the table: 0 if it is missing.
+            default: name of the field if the column holds users or items; empty for others.
 
         Returns:
             Name of the field.
         """
-        # The entry: the column, its file, field, type and table, and how many different values and
-        # how many missing ones it has.
+        # The report gets the column, its file, field, type and table, and how many different values
+        # and how many missing ones it has.
         field = self._name_field(column, default)
         self.tables[table][field] = cells
         missing = int(np.count_nonzero(cells.codes == 0))
@@ -570,8 +570,8 @@ class Builder:
         entry.notes = list(cells.notes)
         self.report.columns.append(entry)
 
-        # The names of users and items are loaded in any case, as are times; other fields only if
-        # they are of use to a model.
+        # Users, items and times (the columns with a role) are loaded in any case. Another field is
+        # not if ``explain_useless`` returns a reason, such as that it is empty.
         reason = explain_useless(cells)
         if reason and column not in self.roles.values():
             entry.loaded = False

@@ -331,15 +331,16 @@ def check_clock(
         UsageError: if no user has two different times; with ``compares_users``, if all times are
             the same.
     """
-    # The steps in time between interactions of one user that follow each other.
+    # The steps in time between interactions of one user that follow each other: with the users
+    # 1, 1, 2 and the times 5, 8, 9 there is one step, 3. Steps of 0 do not count.
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     steps = np.diff(times)[users[1:] == users[:-1]]
     steps = steps[steps != 0]
     distinct = np.unique(times)
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
     if len(steps) == 0:
-        # A model that compares users only asks whose time is earlier. With one time for each user
-        # that is known, whatever the times count, so the checks below do not matter to it.
+        # Each user has one time only. A model that compares users only asks whose time is earlier:
+        # two different times are enough for it, and running numbers will do.
         if compares_users and len(distinct) > 1:
             return []
         raise UsageError(
@@ -347,7 +348,7 @@ def check_clock(
             f"{advice}"
         )
 
-    # Numbers of the rows, such as 7, 8, 9 and so on; or the same step everywhere.
+    # Running numbers: each of 7, 8, 9 and so on occurs once, or every step is the same.
     first, last = distinct[0], distinct[-1]
     are_row_numbers = len(distinct) == len(times) and len(times) == last - first + 1
     if are_row_numbers or (steps == steps[0]).all():

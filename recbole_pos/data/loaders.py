@@ -79,17 +79,18 @@ class WindowLoader:
         self.features = read_history_features(dataset.data)
         self.requirements = requirements
 
-        # Options of the batches: how many windows a batch has, of how many batches the windows are
-        # sorted by length together, and how many inputs a batch may have (None for no limit).
+        # Options of the batches. Each has about ``batch_size`` windows, and at most ``max_inputs``
+        # inputs (None for no limit). To get batches of like lengths, the windows of ``pool_size``
+        # batches are sorted by length together.
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.max_inputs = config["train_batch_events"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
 
-        # The epoch, by which windows are shuffled, and the part of every batch that this process
-        # yields, at first all of it: the trainer sets both.
+        # The trainer sets both: the epoch, since each shuffles the windows in another way, and the
+        # part of every batch that this process yields, at first all of it.
         self.epoch, self.shard = 0, Shard()
-        # What makes a batch of the indices of its windows. It has a copy of the data on the device
-        # on which batches are made, at first the CPU.
+        # Given the indices of some windows, the gatherer makes their batch. It keeps a copy of the
+        # data on the device on which it does so, at first the CPU.
         self._gatherer = self._make_gatherer(torch.device("cpu"))
         # The batches of one epoch are kept: its number, and the windows of each batch.
         self._cached: tuple[int, list[np.ndarray]] | None = None
@@ -377,25 +378,28 @@ class TargetLoader(FullSortEvalDataLoader):
     """
 
     def __init__(self, config: Options, dataset: RecBoleView) -> None:
-        """Choose the targets; of n processes, each takes every n-th.
+        """Choose the targets of the evaluation for which this process ranks the items.
+
+        With n processes each takes every n-th target: the first of two takes the rows 0, 2, 4, ...
 
         Args:
             config: the configuration.
             dataset: the view of the phase, valid or test, with a row for each target.
         """
-        # The shard has the number of this process (``rank``) and how many there are (``size``).
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
-        shard = current_shard()
 
-        # Validation may use a sample of the users, by the option ``valid_users``.
+        # All targets; in validation perhaps those of a sample of users (option ``valid_users``).
         rows = np.arange(len(dataset))
         if dataset.phase == PHASES[VALID]:
             rows = find_validation_rows(config, dataset)
-
         self.num_targets = len(rows)  # of all processes
+
+        # the number of this process (``rank``), and how many there are (``size``)
+        shard = current_shard()
         self.rows = rows[shard.rank :: shard.size]
         self.sample_size = len(self.rows)  # RecBole's name for how many rows a loader has
-        # RecBole's full-sort loader would list the items of each user here: it is passed over.
+        # The base class, RecBole's full-sort loader, would list the items of each user here. So it
+        # is passed over: this calls the initialiser of its own base class.
         AbstractDataLoader.__init__(self, config, dataset, sampler=None, shuffle=False)
 
     def _init_batch_size_and_step(self) -> None:

@@ -170,10 +170,10 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 
 
 def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
-    """Check the scores that a model has returned for some histories, and make a matrix of them.
+    """Check the scores that a model has returned, and give them a row for each history.
 
-    Some of RecBole's models return one dimension: the scores of the first history, then those of
-    the second one, and so on.
+    Some of RecBole's models return one dimension: the scores of all items for the first history,
+    then those for the second one, and so on. This is made a matrix; a matrix stays as it is.
 
     Args:
         scores: what the model's method ``full_sort_predict`` has returned.
@@ -181,17 +181,17 @@ def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Te
         model: the model, for the message.
 
     Returns:
-        Scores [num_rows, num_items].
+        Scores [num_rows, num_items], of the type in which the model has returned them.
 
     Raises:
-        UsageError: if a custom model returns anything but such scores, of any floating-point type.
+        UsageError: if they are no floating-point tensor of one of these two shapes.
     """
     shape = num_rows, num_items
     if isinstance(scores, Tensor) and scores.shape == (num_rows * num_items,):
         scores = scores.view(*shape)
-    # ``require_result`` raises for another shape, or what is no floating-point tensor. It would
-    # cast float64 to another type; float64 is given, so the scores keep their type.
-    return require_result(scores, torch.float64, shape, model, "full_sort_predict")
+    # ``require_result`` raises the error. Its second argument is the type to which it casts scores
+    # of float64. Here that is float64 itself: no score is cast.
+    return require_result(scores, torch.float64, shape, source=model, method="full_sort_predict")
 
 
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

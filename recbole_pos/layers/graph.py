@@ -49,21 +49,25 @@ class SessionGraph:
         Returns:
             The graphs, with all nodes of a session one after the other.
         """
-        # The graph is copied to a GPU with the batch. So it has only what it reads of the batch, or
-        # times and fields would be copied twice.
+        # The graph is copied to a GPU beside the batch. It takes items and lengths only, so that
+        # times and fields are not copied twice.
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
 
-        # Sort the interactions by session and item, and those of a node by age, the oldest first.
-        # In the example session and item are 07 04 07 14 19. Sorted they are 04 07 07 14 19
-        # (``code``), in the order 1 0 2 3 4 of the interactions (``order``). The nodes of these are
-        # 0 1 1 2 3 (``node``), and the nodes have 1 2 1 1 interactions (``count``).
+        # Sort the interactions by session (``row``) and item; those of one node keep their order,
+        # the oldest first. Session and item make one number. In the example these are 7 4 7 14 19,
+        # as there are items 0 to 9. Sorted they are
+        #
+        #     code  = 4 7 7 14 19
+        #     order = 1 0 2  3  4    the interaction of each
+        #     node  = 0 1 1  2  3    the node of each
+        #     count = 1 2 1 1        interactions of each of the four nodes
         code, order = (events.row * (items.max() + 1) + items).sort(stable=True)
         _, node, count = torch.unique_consecutive(code, return_inverse=True, return_counts=True)
         alias = torch.empty_like(order).index_copy_(0, order, node)  # alias[order] = node
 
-        # In ``order`` the interactions of a node stand from ``start`` to ``end``: 0 1 3 4 and
-        # 0 2 3 4 in the example. So node 1 has the interactions from 0 to 2.
+        # The interactions of a node are ``order[start]`` to ``order[end]``, the oldest first. In
+        # the example node 1 has start 1 and end 2: its first interaction is 0, its last one 2.
         end = count.cumsum(0) - 1
         start = end - count + 1
         first, last = order[start], order[end]

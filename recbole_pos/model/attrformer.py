@@ -92,7 +92,7 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a field cannot be read.
         """
-        # the fields; read first, since the layers that the base class builds have weights for each
+        # the fields; before the base class builds the layers, since these have weights for each
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
         # A long history is cut into parts. If these are linked, they come in one batch, and
@@ -101,7 +101,7 @@ class AttrFormer(PosSASRec):
         if self.linked:
             _require_chunks(config)
 
-        # what finds the related interactions of a batch, perhaps by their times
+        # what finds the related interactions of a batch; for some relations it needs their times
         self.lookup = self._build_lookup(dataset, config)
         self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self._check_times(dataset, config)
@@ -111,8 +111,8 @@ class AttrFormer(PosSASRec):
         self.inference, self.seed = config["inference_relations"], config["seed"]
         self.bank_users = self._sample_bank(config["bank_size"])
 
-        # The targets of the loss are the next few items, of which each has a weight, its beta, and
-        # a prior over all items. Plain cross-entropy has the next item only, and no betas.
+        # The loss has as targets the next few items, weighted by ``betas``, and a prior over all
+        # items, weighted by ``prior_weight``. Plain cross-entropy has the next item only: no betas.
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         self.register_buffer("prior", self._make_prior(dataset), persistent=False)
@@ -482,21 +482,22 @@ class RelationAttention(MultiHeadAttention):
     ) -> None:
         """Create self-attention and, beside it, heads that sum the values of related interactions.
 
-        Interactions are related with a given weight by each of M attributes, such as the brand of
-        their items. A head mixes these weights by learned factors, ``relation_mix``.
+        There are M relations, such as the same brand. Each gives every two interactions a weight,
+        0 if they are not related. A head adds up these M weights, each times a factor that is
+        learned (``relation_mix``) and is 1 / M at first.
 
         Args:
             options: sizes and switches of the layer.
             position: position scheme of the self-attention.
-            num_relations: M, number of attributes by which interactions are related; 0 for none.
-            num_heads, head_size: M' and e', number and size of the heads of relations.
+            num_relations: M; with 0 there is self-attention only.
+            num_heads, head_size: number of the heads of relations, and size of the values of each.
         """
         super().__init__(options, position)
         self.num_relations, self.num_relation_heads = num_relations, num_heads
         if num_relations:
             d, size = options.hidden_size, num_heads * head_size
             self.relation_value = nn.Linear(d, size, bias=options.bias)
-            # heads start as the mean of all relations
+            # [M, heads]: each head starts with the mean of all relations
             fresh_mix = torch.full((num_relations, num_heads), 1 / num_relations)
             self.relation_mix = nn.Parameter(fresh_mix)
             self.relation_dense = nn.Linear(size, d, bias=False)

@@ -303,18 +303,32 @@ class Compose(AttentionPosition):
         return q, k
 
     def mix_keys(self, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return keys [m, h, e] mixed with older ones by the position schemes of a layer.
+        """Let each position scheme of a layer mix keys with older ones, one scheme after the other.
 
-        ``require_result`` checks the shape of each result, since a scheme may be a user's own.
+        A scheme may be a user's own, so ``require_result`` checks the shape of what it returns.
+
+        Args:
+            k: [m, h, e] keys of the m interactions of the batch, in h heads.
+            batch: the histories.
+
+        Returns:
+            [m, h, e] the keys as the last scheme has returned them.
         """
         for scheme in self.parts().values():
             k = require_result(scheme.mix_keys(k, batch), k.dtype, k.shape, scheme, "mix_keys")
         return k
 
     def mix_values(self, v: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return values [m, h, e] mixed with older ones by the position schemes of a layer.
+        """Let each position scheme of a layer mix values with older ones, one after the other.
 
-        ``require_result`` checks the shape of each result, since a scheme may be a user's own.
+        A scheme may be a user's own, so ``require_result`` checks the shape of what it returns.
+
+        Args:
+            v: [m, h, e] values of the m interactions of the batch, in h heads.
+            batch: the histories.
+
+        Returns:
+            [m, h, e] the values as the last scheme has returned them.
         """
         for scheme in self.parts().values():
             v = require_result(scheme.mix_values(v, batch), v.dtype, v.shape, scheme, "mix_values")

@@ -158,13 +158,14 @@ class LearnedAttention(PositionalAttention):
     def weights(self, t: int) -> Tensor:
         """Return the weights A with which the newest t positions read each other.
 
-        Logits R / sqrt(e) are learned for each two of the n positions that a history can have, the
-        query and the key that it reads. Weights are their softmax over keys, where keys newer than
-        the query have the weight 0. There are two forms (option ``positional_mask``):
+        A history can have n positions. A logit is learned for each position that reads, the query,
+        and each that it reads, the key. The weights of a query are the softmax of its logits, and
+        0 for keys that are newer than it. The option ``positional_mask`` says when they become 0:
 
-        - If ``divides_by_sum``, newer keys are left out of the softmax. Then this returns the
-          numerators of the softmax. The caller divides by their sum.
-        - Else the softmax is over all n keys, and the weights of newer ones are set to 0 after it.
+        - After the softmax (``divides_by_sum`` is false). It is over all n keys, so the weights
+          that stay add up to 1 or less.
+        - Before it (``divides_by_sum`` is true), so that these add up to 1. Here the weights
+          returned are the numerators of the softmax only: the caller divides by their sum.
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
@@ -172,15 +173,16 @@ class LearnedAttention(PositionalAttention):
         Returns:
             [h, t, t]: row i has the weights of query i, the newest position last.
         """
-        # ``logits(t, num_keys)`` returns [h, t, num_keys]: the newest t positions as queries (rows)
-        # and the newest ones as keys (columns).
+        # ``logits(t, num_keys)`` returns [h, t, num_keys] the logits of the newest t queries (rows)
+        # for the newest ``num_keys`` keys (columns).
         if not self.divides_by_sum:
             all_keys = self.logits(t, self.max_length).softmax(-1)  # [h, t, n]
             return all_keys[..., -t:].tril()  # 0 above the diagonal, for newer keys
 
         logits = self.logits(t, t)
         logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
-        # less the maximum of each row, which keeps exp in range and cancels in the division
+        # The maximum of each row is subtracted, so that exp does not overflow. The division by the
+        # sum gives the same with it.
         return (logits - logits.amax(-1, keepdim=True).detach()).exp()
 
 

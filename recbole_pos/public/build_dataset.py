@@ -56,9 +56,9 @@ def build(
 
     # Read the raw files. Some editions of a dataset lack the values of a column, which is left out.
     tables = _read_raw(public, paths, reporter)
-    frames = [x for x in (tables.interactions, tables.items, tables.users) if x is not None]
-    # columns with a value; an empty list is none
-    filled = {name for frame in frames for name in frame if frame[name].dropna().map(bool).any()}
+    frames = [df for df in (tables.interactions, tables.items, tables.users) if df is not None]
+    # names of the columns that have any value; 0 and empty lists or texts do not count as values
+    filled = {column for df in frames for column in df if df[column].dropna().map(bool).any()}
 
     # The first three columns of interactions are user, item and time, in seconds since 1970 ("s").
     user, item, time = tables.interactions.columns[:3]
@@ -71,6 +71,7 @@ def build(
         item=item,
         time=time,
         date_format="s",
+        # the type of each column in the atomic files, such as token
         types={column: kind for column, kind in tables.kinds.items() if column in filled},
         rename={user: user},  # convert would call the field of a session_id user_id
         # further columns of interactions, such as a rating, stay in their table

@@ -145,16 +145,16 @@ class _SortedInteractions:
     def __init__(self, events: np.ndarray, *numbers: np.ndarray) -> None:
         """Sort interactions by several numbers of each: by the first, if equal by the second, ...
 
-        With the classes 2, 1, 2 and the arrivals 5, 6, 4, for example, the interactions 0, 1, 2
-        become ``events`` 1, 2, 0. Each gets one number to compare, its key, as hours and minutes
-        make minutes: if arrivals are below 7, class 2 and arrival 5 have the key 2 * 7 + 5.
+        The numbers of an interaction are made one, its key, as hours and minutes make minutes. Let
+        interactions 0, 1, 2 have the classes 2, 1, 2 and the arrivals 5, 6, 4, all below 7. Their
+        keys class * 7 + arrival are 19, 13, 18. So sorted they are 1, 2, 0 (``self.events``).
 
         Args:
             events: [n] int64 the interactions to sort, ascending; some or all of the batch.
             *numbers: an array [m] int64 for each number to sort by, such as the class, with the
                 values of all m interactions of the batch, 0 or more.
         """
-        # how many values each number may have: 7 for the arrivals of the example
+        # how many values each number may have: 3 for classes and 7 for arrivals in the example
         self.sizes = tuple(int(values.max(initial=0)) + 1 for values in numbers)
         keys = np.ravel_multi_index([values[events] for values in numbers], self.sizes)
         by_key = np.argsort(keys, kind="stable")
@@ -334,7 +334,7 @@ class _ReadableInteractions:
             by_arrival    those of any user that arrive before it, in an order of the whole batch
             by_user       those of its own user that arrive before it
 
-        It may read the first ones, and of the second ones those that are not among the third.
+        It may read those by number, and those by arrival that are not among those by user.
 
         Args:
             own_class: [m] int64 class of each of the m interactions, such as the brand of its item.

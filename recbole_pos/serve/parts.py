@@ -211,14 +211,18 @@ def _write_all(
 
 
 def _complete_job(job: PartJob, trained: Recommender, num_threads: int) -> PartJob:
-    """Return a job with all that other processes need, which load the model themselves.
+    """Return a job that can be sent to other processes, each of which loads the model again.
+
+    The job gets what they need: the folder of the data, the code of custom models, and a number of
+    threads.
 
     Args:
         job: what to recommend, and where to write it.
-        trained: the model of this process.
+        trained: the model as this process has loaded it, with its configuration.
         num_threads: number of threads that torch takes in each process.
     """
-    # Where the data are, if the user has not said it: the folder that holds the dataset's folder.
+    # The folder of the data is given by the user or found: ``config["data_path"]`` is the folder of
+    # the dataset itself, and the option wants the one above it.
     dataset_folder = Path(trained.config["data_path"]).resolve()
     data_path = job.options.data_path or str(dataset_folder.parent)
     return replace(

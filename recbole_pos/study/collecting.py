@@ -288,7 +288,7 @@ def make_results(
     ranks = {}  # (row, seed) -> ranks of the test targets
     curves = []  # one line per epoch
     candidates = {}  # row -> which items its finished runs have ranked, such as "all items"
-    for run in runs:
+    for run in runs:  # an unfinished one may have no ranks and no candidates yet
         row, seed = run.facts["row"], run.facts["seed"]
         if run.facts.get("candidates"):
             candidates[row] = run.facts["candidates"]
@@ -298,13 +298,15 @@ def make_results(
             curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
     require_same_candidates(plan, candidates)
 
-    # A line for each run, and its version of each package.
+    # Two tables with a line for each run: its facts, and its version of each package. Of each
+    # package ``known_versions`` has the version, or "2.1, 2.2" if runs had different ones.
     lines = [_describe_run(run.facts, plan.metrics[0]) for run in runs]
     frame = pd.DataFrame(lines or {"row": [], "seed": [], "status": []})
     versions = pd.DataFrame([run.facts.get("versions") or {} for run in runs])
     known_versions = {name: ", ".join(versions[name].dropna().unique()) for name in versions}
 
-    # What may mislead: in the data, in the versions, in what models know and rank, and in the runs.
+    # Warnings: of the data, of versions that differ, of runs with better conditions than others,
+    # such as a model that knows the time of the target, and of each run.
     warnings = [*facts.warnings, *_warn_of_versions(frame, versions)]
     if runs:
         warnings += _warn_of_better_conditions(frame, facts.split)

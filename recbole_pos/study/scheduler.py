@@ -280,19 +280,19 @@ class Scheduler:
         return next((run for run in runs if self.folder.has_weights(run)), None)
 
     def _make_child_job(self, fit: Fit) -> Job:
-        """Return the job of a fit that starts from the weights of its parent, a run of another row.
+        """Return the job of a training run that starts from the weights of another, its parent.
 
-        If the row of the fit attaches position schemes, they are added to the model of the parent,
-        and only their parameters are trained. Otherwise nothing is trained: the parent's weights
-        are tested again, with the options of the fit.
+        If its row (a configuration of the study) attaches position schemes, they are added to the
+        model of the parent, and only their parameters are trained. Otherwise nothing is trained:
+        the parent's weights are tested again, with the options of the fit.
 
         Args:
-            fit: a training run of the plan. ``fit.after`` has the name of its parent, a fit that
+            fit: a training run of the plan. ``fit.after`` has one name, that of its parent, which
                 has been trained.
         """
         (parent,) = fit.after
-        parent_run = self.digests[parent]  # the hash that names its folder
-        # The options of the parent, over which those of the fit win.
+        parent_run = self.digests[parent]  # the hash that names the folder of the parent
+        # the options of the parent; where the fit has the same option, the fit's value is taken
         options = {**self.configs[parent_run].plain, **fit.options}
         schemes = list(self.plan.rows[fit.row].schemes)
         if schemes:
