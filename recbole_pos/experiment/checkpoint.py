@@ -435,11 +435,13 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        # Sparse matrices and the like, which models of RecBole keep outside of ``state_dict``.
+        # What models of RecBole keep outside of ``state_dict``, such as sparse matrices. In a
+        # checkpoint these are tensors and dicts, of which ``from_plain`` makes the matrices again.
         other = from_plain(weights["other"])
     except Exception as error:  # a malformed checkpoint: entries are missing or of other types
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")
     model.load_state_dict(weights["state_dict"])
+    # RecBole's method, which sets the attributes of the model that ``other`` has by name.
     model.load_other_parameter(other)

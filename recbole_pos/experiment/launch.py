@@ -108,7 +108,7 @@ def run_in_parallel(
                 raise Interrupted(str(folder.path), config["plugins"]) from None
             raise  # no epoch was kept, so there is nothing to resume
         except ChildFailedError as failed:
-            _, failure = failed.get_first_failure()
+            _, failure = failed.get_first_failure()  # after the rank of the process
         # Free torch's store: a later process that is forked with it would hang at its end.
         gc.collect()
 

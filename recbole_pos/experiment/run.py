@@ -234,7 +234,7 @@ def load(
     identity = experiment.dataset.identity
     experiment.changed = load_best(experiment.model, file, identity, allows_changed_fields=grown)
     experiment.model.eval()
-    experiment.trainer.loaded_from = file
+    experiment.trainer.loaded_from = file  # evaluations load the best weights from there again
     return experiment
 
 

@@ -63,7 +63,11 @@ def shorten(name: str, limit: int = LONGEST) -> str:
 
 
 def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
-    """Put the ticks of an axis on whole numbers only, with at most ``limit`` steps between them."""
+    """Put the ticks of an axis on whole numbers only, with at most ``limit`` steps between them.
+
+    A step is 1, 2 or 5, or ten times such a number, and so on. With ``auto`` matplotlib chooses the
+    limit by the size of the axis.
+    """
     axis.set_major_locator(MaxNLocator(limit, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
@@ -150,7 +154,7 @@ def draw_maps(
         panel.tick_params(labelsize=font_size, labelleft=is_left, labelbottom=is_bottom)
         panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
         panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
-        for axis in (panel.xaxis, panel.yaxis):
+        for axis in (panel.xaxis, panel.yaxis):  # about two ticks an inch
             set_whole_ticks(axis, max(2, int(2 * inches)))
 
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
@@ -177,9 +181,10 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
             "history: it has one known interaction only, without which nothing is left"
         )
 
-    # Matrices [items, past interactions], with the oldest interaction in the first column. The
-    # columns of ``tables`` are sorted by steps_back, which counts from the newest, so their order
-    # is reversed.
+    # ``items`` has a line for each item, in their order in ``effects``. ``tables`` has, by name of
+    # a column of ``effects`` such as score_change, a table with a line for each item and a column
+    # for each past interaction. These columns are sorted by steps_back, which counts from the
+    # newest. They are reversed: matrices [items, past interactions] begin with the oldest.
     items = effects.drop_duplicates("item").set_index("item")
     tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
     loss = -tables["score_change"].to_numpy()[:, ::-1]
@@ -200,6 +205,8 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     if length <= MAX_NAMES:
         panel.set_xticks(range(length), [shorten(str(name)) for name in past], rotation=90)
     else:
+        # From the newest interaction, in the last column, back to the first: of 100 interactions,
+        # the columns 99, 89, ... get the numbers 1, 11, ...
         ticks = np.arange(length - 1, -1, -(length // 10))
         panel.set_xticks(ticks, [str(length - tick) for tick in ticks])
         panel.set_xlabel("past interaction, steps back (1: the newest)")

@@ -145,7 +145,7 @@ def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:
     part_rows = np.flatnonzero(dataset.part == PHASES.index(part))
     names = {log.user_field: "user", log.item_field: "item", log.time_field: "time"}
     fields = [*names, *(field for field in log.fields if field not in names)]
-    for start in range(0, max(len(part_rows), 1), _CELLS):
+    for start in range(0, max(len(part_rows), 1), _CELLS):  # once if there is no row
         rows = part_rows[start : start + _CELLS]
         columns = {names.get(field, field): _name_values(dataset, field, rows) for field in fields}
         yield pa.table(columns)

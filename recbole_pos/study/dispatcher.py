@@ -120,7 +120,9 @@ class ActiveRuns:
                         self.start(job)
                         job = self._next_job()
 
-                    # Record the runs that have ended. Runs that needed them can start now.
+                    # Wait for up to a second, and record the runs that have ended. If there was no
+                    # room for ``job``, it is still the next one. If there was none, a run that
+                    # needed the ended ones may be next now.
                     for task, facts in self.processes.wait(self.running):
                         self.end(task, facts)
                     job = job or self._next_job()

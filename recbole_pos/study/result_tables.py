@@ -177,7 +177,7 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
         row: name of the row.
     """
     num_seeds = results.plan.count_runs(row)  # how many runs the plan asks for
-    status = results.runs.loc[results.runs["row"] == row, "status"]
+    status = results.runs.loc[results.runs["row"] == row, "status"]  # of each run of the row
     num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
     is_partial = results.is_planned and num_done < num_seeds
     text = f"{num_done} of {num_seeds}" if is_partial else f"{num_done}"

@@ -169,6 +169,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     findings = [f"Highest {format_metric(main)}: {value}."]
 
     # How many runs are missing. Results of single run folders have no plan, so no run is missing.
+    # ``count_runs`` is how many runs the plan has for a row. A failed run counts as finished.
     num_runs = sum(map(results.plan.count_runs, table.rows))
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
@@ -352,8 +353,9 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     if column not in results.runs.columns:
         return None
 
-    # A point for each row that has both values, in the order of the table. dropna leaves out rows
-    # that lack one of them.
+    # A point for each row that has both values; dropna leaves out rows that lack one of them. Then
+    # reindex puts the rows into the order of the table, with NaN for those that were left out,
+    # which the last dropna removes. A logarithmic axis has no place for a cost of 0.
     table, means = comparison.table, comparison.means
     mean = means[means["metric"] == table.metrics[0]].set_index("row")["mean"]
     cost = results.done.groupby("row")[column].median()

@@ -190,7 +190,11 @@ class Space:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The parameters as the mapping of a yaml file."""
+        """The searched options as a space file has them.
+
+        An example is ``{"n_heads": {"choice": [1, 2]}, "dropout": {"uniform": [0.1, 0.5]}}``. An
+        option that exists only in some trials also has ``when``: other option -> allowed values.
+        """
         return {
             p.name: {p.kind: p.values, "when": p.when} if p.when else {p.kind: p.values}
             for p in self.parameters
