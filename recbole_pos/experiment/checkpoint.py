@@ -63,10 +63,15 @@ class Progress:
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a checkpoint so that at any moment either the old file or the new one is complete.
 
-    ``atomic_write`` writes a temporary file, which gets the name ``path`` when it is complete.
-    FORMAT marks the file as one of this package. A value that would have to be pickled is a
-    TypeError, see :func:`to_plain`.
+    Args:
+        path: the file, which is replaced.
+        state: entries by name, of tensors and plain values such as numbers, texts and lists.
+
+    Raises:
+        TypeError: for an object of any other class, which torch would have to pickle.
     """
+    # ``atomic_write`` opens a temporary file, which gets the name ``path`` when the block has
+    # ended. ``to_plain`` raises the TypeError. FORMAT marks the file as one of this package.
     with atomic_write(path, text=False) as file:
         try:
             torch.save({"format": FORMAT, **to_plain(state)}, file)
@@ -225,7 +230,8 @@ class CheckpointWriter:
 def copy_to_cpu(value: Any) -> Any:
     """Return a copy of nested lists, tuples and dicts of tensors, with all tensors on the CPU.
 
-    Values of other types are put into the copy as they are.
+    Values of other types are put into the copy as they are. The copy shares no memory with the
+    tensors, also if they are on the CPU already.
     """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)

@@ -157,7 +157,8 @@ class Precision:
     def rounded_products(self) -> Iterator[None]:
         """Let a GPU round float32 products to TF32, in a ``with`` block, except under fp32.
 
-        The setting is of the whole process, and is put back at the end.
+        TF32 has the range of float32 with fewer digits, and is faster. The setting is of the whole
+        process, and is put back at the end. ``name`` is the precision of the run.
         """
         previous = torch.get_float32_matmul_precision()
         if self.device == "cuda" and self.name != "fp32":

@@ -229,10 +229,16 @@ class LossWatch:
         return self.total_loss / max(self.num_targets, 1)
 
     def _read_all_but(self, num_unread: int) -> None:
-        """Read the losses of all steps but the newest ``num_unread``, and add them to the total.
+        """Read the losses of all steps but the newest ones, and add them to the total.
 
-        A loss that is not finite raises a TrainingError, which says what may help.
+        Args:
+            num_unread: how many of the newest steps are left for a later call.
+
+        Raises:
+            TrainingError: if a loss is not finite; says what may help.
         """
+        # ``_unread`` has the steps from the oldest on. A loss is the mean over the targets of its
+        # step, so in the total, a sum over targets, it counts once for each of them.
         while len(self._unread) > num_unread:
             loss, copied, step, num_targets = self._unread.popleft()
             if copied is not None:  # the event after the copy of a loss that was on a GPU

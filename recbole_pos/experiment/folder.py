@@ -47,7 +47,11 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Set the paths of the files in the folder ``path``; nothing is read or created."""
+        """Set the paths of the files that a run has in its folder; nothing is read or created.
+
+        Args:
+            path: the folder, which need not exist.
+        """
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
@@ -118,7 +122,9 @@ class RunFolder:
     def require_unused(self) -> None:
         """Refuse a folder that holds a run already, or a search for options (many runs).
 
-        The message says how to continue it: a run by ``resume``, a search by ``tune``.
+        Raises:
+            UsageError: says how to continue what the folder holds: a run by the command ``run``, a
+                search by ``tune``.
         """
         problem = ""
         if self.holds_run:

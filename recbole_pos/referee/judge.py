@@ -171,6 +171,10 @@ def _count_lists(
 ) -> tuple[np.ndarray, int, str | None]:
     """Count the rows that each request has in predictions, which are read once, in blocks.
 
+    Args:
+        predictions: rows of a request and an item, as some system has written them.
+        requests: the requests of the split, with their names.
+
     Returns:
         [requests] int64 length of each request's list, 0 if it has none.
         How many rows name a request that does not exist.
@@ -183,6 +187,7 @@ def _count_lists(
         # for each row the place of its request among ``names``, -1 for an unknown name
         index = _find_index(rows.requests, names)
         is_unknown = index < 0
+        # bincount counts how often each index occurs, here the rows of each request.
         lengths += np.bincount(index[~is_unknown], minlength=len(lengths))
         num_unknown += int(is_unknown.sum())
         if example is None and is_unknown.any():

@@ -193,8 +193,13 @@ class Predictions:
     def _convert_names(self, column: pa.Array, name: str) -> pa.Array:
         """Return a column of names of users or items as text.
 
-        Numbers with decimals are refused: pandas makes 7.0 of the name 7 in a column with empty
-        cells, and the text "7.0" would be another name.
+        Args:
+            column: the names, as text or whole numbers.
+            name: name of the column, for messages.
+
+        Raises:
+            UsageError: for numbers with decimals. pandas makes 7.0 of the name 7 in a column with
+                empty cells, and the text "7.0" would be another name.
         """
         if pa.types.is_floating(column.type):
             raise UsageError(

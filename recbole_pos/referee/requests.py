@@ -152,7 +152,8 @@ class Requests:
     def protocol(self) -> dict[str, Any]:
         """What is predicted and which items are ranked, as plain values that json can hold.
 
-        The names of its keys are those of the options of a split; ``digest`` is a hash of it all.
+        It is written beside a split for others, so that their programs have the same rules.
+        ``digest`` is a hash of all requests, by which lists for another split are refused.
         """
         summary = self.dataset.split.summary  # what was split how, and counts of targets by part
         return {

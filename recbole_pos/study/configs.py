@@ -225,7 +225,7 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         options = {key: value for key, value in config.items() if key not in unnamed}
         named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
 
-    # Name the options that differ between runs of the same model.
+    # Name the options of each run that have another value, or none, in a run of the same model.
     names = []
     for options in named:
         same_model = [other for other in named if other["model"] == options["model"]]

@@ -271,9 +271,10 @@ def write_state(scheduler: Scheduler) -> None:
 
 
 def _describe_dataset(dataset: Any, facts: StudyFacts) -> None:
-    """Put the counts, the checksum, the warnings and the split of a dataset into facts of a study.
+    """Note in the facts of a study what its report says about the data.
 
-    All configurations of a study have the same data and split, so one dataset stands for all.
+    These are the numbers of users, items and interactions, a checksum, warnings, and the split. All
+    configurations of a study have the same data and split, so one dataset stands for all.
 
     Args:
         dataset: a dataset of the study, with its split.

@@ -246,7 +246,8 @@ def format_duration(seconds: float) -> str:
         return ""
     # From the largest unit to the smallest: length in seconds and name, of it and the next smaller.
     for unit, name, smaller_unit, smaller_name in _TIME_UNITS:
-        # Round to the smaller unit first, so that 59.7 s become 1 min and not 60 s.
+        # Round to the smaller unit first, so that 59.7 s become 1 min and not 60 s. Then divide by
+        # how many of them make a larger one: 125 min are 2 h and a remainder of 5 min.
         number, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
         if number:
             return f"{number} {name}" + (f" {remainder} {smaller_name}" if remainder else "")

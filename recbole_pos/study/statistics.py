@@ -205,7 +205,8 @@ class SeedNoise:
         """
         noises = []
         for values in rows:
-            # Sums are rounded, so equal runs may differ a little.
+            # The largest difference between two seeds in any unit; ``initial`` counts for a row
+            # without units. Sums are rounded, so equal runs may differ a little.
             largest_difference = np.ptp(values, axis=0).max(initial=0.0)
             if largest_difference > 1e-9 * np.abs(values).max(initial=0.0):
                 noises.append(cls.from_values(values))

@@ -139,7 +139,11 @@ class TrialTable:
         return trial
 
     def write(self) -> None:
-        """Write both files. In the table the cell of an option that a trial lacks is empty."""
+        """Write the trials into both files: ``trials.json`` for a resumed search, and a table.
+
+        The table, ``trials.csv``, has a line for each trial and a column for each searched option,
+        whose cell is empty if the option does not exist in the trial.
+        """
         write_json(self.folder / "trials.json", {"trials": list(map(asdict, self.trials))})
 
         text = io.StringIO()
