@@ -219,6 +219,7 @@ def _warn_of_missing_options(config: PosConfig) -> None:
 
 def _require_weight_memory(model: Any) -> None:
     """Raise a MemoryError if the weights of a model, with a gradient of each, exceed the memory."""
+    # ``p`` is a parameter; only those that require a gradient are trained.
     num_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     if 2 * num_bytes > get_memory_limit():  # a gradient is as large as its weight
         raise MemoryError

@@ -45,7 +45,13 @@ class Callback:
 
 
 def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
-    """Call the method ``hook`` of every callback; return whether one of them ends the training."""
+    """Call a method of every callback, and return whether one of them ends the training.
+
+    Args:
+        callbacks: the callbacks of a training, in the order in which they are called.
+        hook: name of the method, such as ``on_epoch``.
+        args: its arguments.
+    """
     # All are called, also after one has answered True. A hook without an answer returns None.
     answers = [getattr(callback, hook)(*args) for callback in callbacks]
     return any(answers)
@@ -91,7 +97,8 @@ class MetricLogger(Callback):
             self.on_epoch(epoch)
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
-        # Write the loss of the epoch and, if it was validated, its metrics to the tracker.
+        # Write the loss of the epoch and, if it was validated, its metrics to the tracker. In the
+        # dict ``epoch``, "valid" is None without a validation, and "epoch" is the epoch's number.
         valid = {f"valid/{name}": value for name, value in (epoch["valid"] or {}).items()}
         self.write({"train/loss": epoch["loss"], **valid}, epoch["epoch"])
 
@@ -196,7 +203,15 @@ def make_loggers(config: Options) -> list[Callback]:
 
 
 def _require(module: str, package: str) -> Any:
-    """Import and return the module of a tracker; a UsageError names the package to install."""
+    """Import and return a module of a tracker of experiments, which not every user has installed.
+
+    Args:
+        module: full name of the module.
+        package: name of the package that has it, for pip.
+
+    Raises:
+        UsageError: if it is not installed; says how to install it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

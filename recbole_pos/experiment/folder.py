@@ -158,7 +158,8 @@ class RunFolder:
 
         Temporary files that a killed process has left beside the files of the run are removed.
         """
-        # The word is for the message to other processes: the folder is being "trained".
+        # The word is for the message to other processes: the folder is being "trained". They cannot
+        # lock it until the block has ended.
         with files.lock_folder(self.path, "trained"):
             names_of_vectors = self.vectors.with_suffix(".txt")  # items of the rows of ``vectors``
             written = [self.config, self.metrics, self.checkpoint, self.result]

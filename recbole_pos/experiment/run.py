@@ -267,7 +267,13 @@ def load_without_data(path: str | Path) -> Experiment:
 
 
 def finds_dataset(path: str | Path) -> bool:
-    """Return whether the dataset of a run is still where the run found it."""
+    """Return whether the dataset of a run is still where the run found it.
+
+    It may also lie in the folder of the run, if the model was saved with its data.
+
+    Args:
+        path: the run folder, or a .pth file that RecBole's own functions wrote.
+    """
     _, _, config = _open_trained(path, {})
     return _has_dataset(config)
 
@@ -290,10 +296,16 @@ def _require_dataset(config: PosConfig) -> None:
 
 
 def warn_of_unfinished(folder: RunFolder) -> None:
-    """Warn the caller's caller if the training or test of a model was stopped."""
+    """Warn of a model whose training or test was stopped before its end.
+
+    The warning points at the line that has called the caller of this function, usually the user's.
+
+    Args:
+        folder: folder of the run.
+    """
     if is_unfinished(folder):
         message = f"{folder.path} is unfinished: {folder.how_to_finish}"
-        warnings.warn(message, RunWarning, stacklevel=3)
+        warnings.warn(message, RunWarning, stacklevel=3)  # 1 is this line, 2 its caller's
 
 
 def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:

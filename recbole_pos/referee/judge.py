@@ -131,7 +131,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     ranks = np.empty(len(requests), dtype=np.int64)
     for chosen in divide(lengths, _BLOCK_ROWS):
         ranks[chosen], faults = _judge_block(predictions, requests, chosen)
-        counts += faults
+        counts += faults  # adds up the counts of each kind of fault
 
     # the faults that occur, in the order of _EFFECTS, which has all kinds of faults
     num_rows = int(lengths.sum()) + num_unknown

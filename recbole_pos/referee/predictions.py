@@ -259,6 +259,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     else:
         delimiter = "\t" if "\t" in first_line else ","
         names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
+    # open_csv reads blocks of rows. The line with the names, if there is one, is skipped.
     yield from csv.open_csv(
         path,
         csv.ReadOptions(column_names=names, skip_rows=0 if is_trec else 1, block_size=_BLOCK_BYTES),

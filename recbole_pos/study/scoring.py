@@ -113,7 +113,7 @@ def score(
     sources = predictions if isinstance(predictions, (list, tuple)) else [predictions]
     judged = {}
     for seed, source in enumerate(sources, 1):
-        judged[name, seed] = judge(open_predictions(source), requests)
+        judged[name, seed] = judge(open_predictions(source), requests)  # the ranks, and faults
 
     # Make a study whose rows (configurations) are the system and the runs, if there are any, so
     # that means, differences and tables are made as for any study.

@@ -288,7 +288,10 @@ def compute_detectable(error: float, df: float) -> float:
     Args:
         error, df: standard error of the difference, and its degrees of freedom.
     """
-    quantiles = stdtrit(df, [(1 + LEVEL) / 2, POWER])  # levels 0.975 and 0.8
+    # An interval excludes zero if the estimate is above t(0.975) errors, half of its width. That is
+    # so in 80% of studies if the true difference is t(0.8) errors above this bound. stdtrit returns
+    # these quantiles t of Student's distribution.
+    quantiles = stdtrit(df, [(1 + LEVEL) / 2, POWER])
     return error * float(quantiles.sum())
 
 

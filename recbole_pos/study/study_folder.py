@@ -130,7 +130,12 @@ class StudyFolder:
         return cls(path)
 
     def write_plan(self, plan: Plan) -> None:
-        """Write the plan, so that the study can be resumed and reported without its file."""
+        """Write the plan, so that the study can be resumed and reported without its file.
+
+        Args:
+            plan: the study. Its ``source`` has the name and the content of the file it was read
+                from, of which :meth:`read_plan` makes the plan again.
+        """
         self._write("study.json", {"name": plan.source.name, "content": plan.source.content})
 
     def read_plan(self) -> Plan | None:

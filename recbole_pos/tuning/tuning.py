@@ -458,6 +458,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     options = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(options, allow_unicode=True))
 
+    # The metrics; ``earlier`` are those of trials that an earlier call found best and tested.
     test = read_result(tested).test or None
     facts = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
     earlier = _list_earlier_tests(runs, best)
