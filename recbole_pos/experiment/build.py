@@ -211,6 +211,7 @@ def _warn_of_missing_options(config: PosConfig) -> None:
     """
     # MODELS.added has the custom models. ``strict`` is true for a new run only: whoever loads or
     # resumes a run was warned when it was new.
+    # ``names`` is empty if the model has read no such option.
     names = ", ".join(sorted(config.asked_for))
     if names and config.strict and config["model"] in MODELS.added:
         text = f"{config['model']} reads {names}, and no default is given for that: it got None"

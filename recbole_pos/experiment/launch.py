@@ -327,7 +327,7 @@ def _make_rank_config(plain: dict[str, Any], gpu: str) -> PosConfig:
 
 
 def _count_restarts() -> int:
-    """Return how often torchrun has started the processes of this run again."""
+    """Return how often torchrun has started the processes of this run again, after a loss."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 

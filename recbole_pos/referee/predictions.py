@@ -296,12 +296,14 @@ def _convert_frame(frame: Any) -> pa.Table:
     Raises:
         UsageError: if it is none of these, such as a numpy matrix of scores.
     """
+    # The libraries are told apart by methods that only their frames have, so that none is imported.
+    # ``reason`` is what the message says if it is none of them, or if the conversion fails.
     try:
         if hasattr(frame, "iloc"):  # pandas
             return pa.Table.from_pandas(frame, preserve_index=False)
         if hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
             return pa.table(frame.to_arrow())
-        if hasattr(frame, "__arrow_c_stream__"):
+        if hasattr(frame, "__arrow_c_stream__"):  # of pyarrow, DuckDB and others that give Arrow
             return pa.table(frame)
         reason = f"found {type(frame).__name__} of shape {np.shape(frame)}"
     except (TypeError, ValueError, pa.ArrowException) as error:

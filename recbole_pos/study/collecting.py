@@ -392,6 +392,7 @@ def _warn_of_versions(runs: pd.DataFrame, versions: pd.DataFrame) -> list[str]:
     warnings = []
     for package in _VERSIONED:  # torch, RecBole and this package
         if package in versions and versions[package].nunique() > 1:
+            # Both frames have a line for each run, so that the rows can be grouped by version.
             rows = runs["row"].groupby(versions[package]).unique()  # version -> rows with it
             parts = [f"{version} ({', '.join(names)})" for version, names in rows.items()]
             warnings.append(

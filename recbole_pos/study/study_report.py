@@ -205,7 +205,8 @@ def _describe_differences(comparison: Comparison) -> list[str]:
     else:
         sentences = [f"No significant difference from {reference} (Holm-corrected)."]
 
-    # How small a difference could be found, if some are not significant.
+    # How small a difference could be found, if some are not significant. Each line has its own
+    # minimum detectable difference, which is NaN without a standard error.
     detectable = differences["detectable"].dropna()
     if len(detectable) and len(significant) < len(differences):
         low, high = format_number(detectable.min()), format_number(detectable.max())

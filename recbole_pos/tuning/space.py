@@ -69,6 +69,7 @@ class Parameter:
             return bool(self.values) and not find_repeated(self.values)
         if not all(map(is_number, self.values)):
             return False
+        # Too few or too many values match none of the cases.
         match self.kind, self.values:
             case "uniform", [low, high]:
                 return low < high
