@@ -20,7 +20,7 @@ RELATIONS: list[Any] = [
     {"field": "tags"},
     {"field": "price", "within": "brand", "scales": [1.0, 5.0]},
     {"field": "weight", "scales": 3},
-    {"field": "channel", "scope": "batch"},
+    "channel",
     {"field": "stars", "scales": [2.0]},
     "time",
     "position",

@@ -247,7 +247,6 @@ def test_tables_too_large_are_refused(tmp_path: Path, monkeypatch) -> None:
     [
         ([{"feild": "brand"}], "keys field, .*feild"),
         (["brand", {"field": "brand"}], "'brand'"),
-        ([{"field": "time", "scope": "batch"}], "time: scope: 'batch' is not one of sequence"),
         ([{"field": "price", "scales": [0]}], "price: scales: .*above 0"),
         ([{"field": "price", "within": "weight"}], "price: within: .*'weight' is a float"),
         (["user_id"], "user_id: .*not of the ids"),
@@ -257,12 +256,3 @@ def test_tables_too_large_are_refused(tmp_path: Path, monkeypatch) -> None:
 def test_bad_declarations(opened, relations, message: str) -> None:
     with pytest.raises(UsageError, match=f"^relations: .*{message}"):
         read_relations(relations, opened.dataset)
-
-
-def test_scope_sequence_of_an_item_field(tmp_path: Path) -> None:
-    """Events of other users are not read by it, though they are by the field beside it."""
-    relations = [{"field": "brand", "scope": "sequence"}, "tags"]
-    made = open_shop(write(tmp_path, tables()), relations=relations)
-    order, (brand, tags), _ = find(made.model.eval(), all_windows(made))
-    assert len(brand.value) and (order.sequence[brand.reader] == order.sequence[brand.source]).all()
-    assert (order.user[tags.reader] != order.user[tags.source]).any()

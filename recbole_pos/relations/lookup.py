@@ -68,41 +68,40 @@ class TableRelation:
 
     Attributes:
         table: the classes and their relations.
-        across_users: whether it reaches other users (scope: batch).
-        is_of_items: whether entities are items; if not, they are the interactions of the log.
+        is_of_items: whether entities are items, whose relations reach other users. If not, entities
+            are the interactions of the log, and only those of one sequence are related.
     """
 
     table: RelationTable
-    across_users: bool
     is_of_items: bool
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Find, for every interaction of a batch, the most strongly related ones it may read.
+        """Find the strongest relations of each interaction of a batch by one field.
 
-        How strongly two interactions are related depends on their values of one field. It may be a
-        field of items, such as the brand, and then the value is that of the interaction's item; or
-        of interactions, such as the shop. Values are numbered, and a number is called a class.
-        ``self.table`` says how strongly every two classes are related.
+        The field is one of items, such as the brand, or one of interactions, such as the shop. All
+        interactions with the same value of it are a class, and ``self.table`` says how strongly two
+        classes are related.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the log, the table of all
+            events: [m] int64 row of each interaction of the batch in the log, the table of all
                 interactions of the dataset.
-            lookup: ``lookup.items`` [log] has the item of each interaction of the log, and
-                ``lookup.top_k`` says how many related ones to keep.
+            lookup: the columns of the log (``lookup.items``), and how many relations of each
+                interaction are kept (``lookup.top_k``).
             order: which interactions of the batch each one may read.
 
         Returns:
-            Pairs of related interactions, with the strength: at most ``lookup.top_k`` for each.
+            Pairs of related interactions and the strength of their relation, at most
+            ``lookup.top_k`` for each interaction.
         """
-        # The class of each interaction, [m]; 0 stands for no value. A history from outside the
-        # dataset has rows after the last one of the log, which have no values of interactions.
+        # What has the values: the item of each interaction, or the interaction itself. The table
+        # ends with the dataset, and interactions from outside it have higher numbers: they have no
+        # values of a field of interactions, which is class 0.
         entities = lookup.items[events] if self.is_of_items else events
-        classes = take_or_fill(self.table.class_of, entities, 0)
+        classes = take_or_fill(self.table.class_of, entities, 0)  # [m]
 
-        # interactions of other users may be read if an option of the field (``scope``) and one of
-        # the model (``cross_sequence``) both allow it
-        reads_others = self.across_users and lookup.across_users
-        return top_relations(self.table, classes, order, lookup.top_k, reads_others)
+        # ``lookup.across_users``: whether the option ``cross_sequence`` allows it
+        reads_other_users = self.is_of_items and lookup.across_users
+        return top_relations(self.table, classes, order, lookup.top_k, reads_other_users)
 
 
 @dataclass(frozen=True)
@@ -143,26 +142,26 @@ class NumberRelation:
         return take_or_fill(self.values, events, np.nan)
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Find, for every interaction, the most strongly related older ones of its sequence.
+        """Find the strongest relations of each interaction of a batch to older ones of its user.
 
-        A sequence is interactions of one user. Each interaction has a number: its position, its
-        time or the value of a field. Two of them are related by exp(-difference / scale), averaged
-        over ``self.scales``.
+        An interaction has a number: its position, its time or the value of a field. Two
+        interactions are related by exp(-difference / scale), averaged over ``self.scales``.
 
         Args:
-            events: [m] int64 rows of the batch's interactions in the log, the table of all
+            events: [m] int64 row of each interaction of the batch in the log, the table of all
                 interactions of the dataset.
-            lookup: reads the log; ``lookup.top_k`` says how many related ones to keep.
-            order: ``order.sequence`` [m] numbers the sequence of each interaction; those of a
-                sequence are next to each other, oldest first.
+            lookup: the columns of the log, and how many relations of each interaction are kept
+                (``lookup.top_k``).
+            order: the sequence of each interaction (``order.sequence``). A sequence is interactions
+                of one user, next to each other in the batch, the oldest first.
 
         Returns:
-            Pairs of related interactions, with the strength: at most ``lookup.top_k`` for each,
-            and only with the ``self.max_back`` interactions before it.
+            Pairs of an interaction and an older one, at most ``self.max_back`` before it in its
+            sequence, and the strength of their relation; at most ``lookup.top_k`` for each.
         """
         numbers = self.read_numbers(events, lookup)  # [m]
         # Positions and times never fall along a sequence. So the interactions just before one have
-        # the smallest differences, and ``top_differences`` need not look at others.
+        # the most similar numbers, and ``top_differences`` need not compare others.
         is_rising = self.origin in (POSITION, TIME)
         return top_differences(
             numbers, order.sequence, lookup.top_k, self.scales, self.max_back, is_rising
@@ -296,19 +295,22 @@ class RelationLookup:
             return NumberRelation(origin, relation.scales, self.max_length, values)
 
         class_of, matrix = relate_classes(relation, dataset)
-        return TableRelation(
-            RelationTable.from_matrix(class_of, matrix),
-            across_users=relation.scope == "batch",
-            is_of_items=origin == "item",
-        )
+        return TableRelation(RelationTable.from_matrix(class_of, matrix), origin == "item")
 
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
     ) -> RelationLookup:
-        """Return a copy whose log goes on with histories of users that the dataset does not have.
+        """Return a copy of this lookup whose log also has histories from outside the dataset.
 
-        If the log has n interactions of u users, the interactions get the rows n, n + 1, ... and
-        the users the ids u, u + 1, ... They are held out, and all their other fields are missing.
+        The rows of the histories follow the last row of the log, and each history is a new user. A
+        log of 100 interactions of 8 users, for example, with histories of 2 and 3 interactions gets
+
+            row                          100  101  102  103  104
+            user                           8    8    9    9    9
+            rank (older interactions)      0    1    0    1    2
+
+        The new rows have an item, a time, and no value of any other field. They are not of the
+        training part, so that other users never read them.
 
         Args:
             items: [m] int64 items of the histories, one history after the other, oldest first.
@@ -316,22 +318,22 @@ class RelationLookup:
             times: [m] float64 seconds of the interactions, or None if no relation reads them.
 
         Returns:
-            The copy, whose columns have the new rows; ``offsets`` and ``train_end`` are the same.
+            The copy, whose columns of the log have the new rows.
         """
-        # Users and ranks (how many interactions of the user are older) of the new rows. Histories
-        # of 2 and 3 interactions have the users u, u, u + 1, u + 1, u + 1 and the ranks 0, 1, 0, 1,
-        # 2: ``gather_index`` lists as many numbers as each length, from 0 on.
-        num_users = len(self.offsets) - 1  # u
+        num_users = len(self.offsets) - 1
         users = num_users + np.repeat(np.arange(len(lengths)), lengths)
+        # as many numbers from 0 on as each history has interactions
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         times = np.zeros(len(items)) if times is None else times
-        new_columns = {"items": items, "users": users, "times": times, "ranks": ranks}
-        new_columns["is_trained"] = np.zeros(len(items), dtype=bool)
+        is_trained = np.zeros(len(items), dtype=bool)
 
-        # An ``ExtendedColumn`` is indexed like an array [n + m], and does not copy the log.
+        # an ``ExtendedColumn`` is indexed as if the second array followed the first, the log's
         extended = copy.copy(self)
-        for name, new_column in new_columns.items():
-            setattr(extended, name, ExtendedColumn(getattr(self, name), new_column))
+        extended.users = ExtendedColumn(self.users, users)
+        extended.items = ExtendedColumn(self.items, items)
+        extended.times = ExtendedColumn(self.times, times)
+        extended.ranks = ExtendedColumn(self.ranks, ranks)
+        extended.is_trained = ExtendedColumn(self.is_trained, is_trained)
         return extended
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
@@ -560,8 +562,7 @@ class RelationLookup:
             None without such attributes.
         """
         # ``make_order`` decides which interactions each one may read. ``find`` lists the related
-        # ones among these as edges (two interactions and a weight), for each attribute of items and
-        # interactions, and for those of users together.
+        # ones among these as edges: two interactions and a weight.
         order = self.make_order(rows, rng)
         edges_by_attribute, user_edges = self.find(rows, order)
         m = len(order)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 
 from recbole_pos.data.attributes import (
@@ -27,9 +28,9 @@ from recbole_pos.data.attributes import (
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.values import SECONDS, check_choice, is_number, shown
+from recbole_pos.values import SECONDS, is_number, shown
 
-KEYS = ("field", "scope", "within", "scales")  # that an entry of the option may have
+KEYS = ("field", "within", "scales")  # that an entry of the option may have
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
@@ -46,7 +47,6 @@ class Relation:
     Attributes:
         field: name of the field; for the built-in time that of the time field.
         kind: categorical or numerical, the two cases of equation 10, by the type of the field.
-        scope: sequence (interactions of one user) or batch.
         origin: where values are found: in the atomic file item, user or inter, or the built-in
             position or time.
         within: field of the same file of which both sides must share a token, or None.
@@ -55,7 +55,6 @@ class Relation:
 
     field: str
     kind: str
-    scope: str
     origin: str
     within: str | None
     scales: tuple[float, ...]
@@ -101,7 +100,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
         dataset: says which fields exist, and of which type.
 
     Raises:
-        UsageError: if a key, field, scope, condition (``within``) or scale is not possible.
+        UsageError: if a key, field, condition (``within``) or scale is not possible.
     """
     entry = {"field": entry} if isinstance(entry, str) else entry
     has_field = isinstance(entry, Mapping) and isinstance(entry.get("field"), str)
@@ -114,19 +113,6 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     location = f"relations: {field}"  # where an error is, for messages
     origin, kind = _find_origin(field, dataset)
 
-    # Which interactions are related: those of one user only (``sequence``), or those of different
-    # users, too (``batch``). The possible scopes of the field, the default first; ``origin`` is the
-    # file that has it, or POSITION or TIME. Numbers such as times are compared for one user only.
-    if origin == "user":
-        scopes: tuple[str, ...] = ("batch",)
-    elif origin == "item":
-        scopes = ("batch", "sequence")
-    elif kind == "categorical":
-        scopes = ("sequence", "batch")
-    else:
-        scopes = ("sequence",)
-    scope = entry.get("scope", scopes[0])
-    check_choice(f"{location}: scope", scope, scopes)
     within = entry.get("within")
     if within is not None:
         _check_within(within, origin, dataset, location)
@@ -134,7 +120,6 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     return Relation(
         field=dataset.time_field if origin == TIME else field,
         kind=kind,
-        scope=scope,
         origin=origin,
         within=within,
         scales=_read_scales(entry.get("scales"), kind, origin, location),
@@ -294,31 +279,33 @@ class RelationTable:
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     """Number the different sets of tokens of a column: entities with equal sets are one class.
 
-    Items with the tokens [3, 5], [5, 3], [5] and none, for example, are of the classes 2, 2, 1, 0.
+    Five items have the tokens [3, 5], [5, 3, 5], [5], none and [7], for example. Their classes are
+    2, 2, 1, 0 and 3, and class 2 is the set of the tokens 3 and 5.
 
     Args:
-        column: [entities] tokens, or [entities, s] lists of tokens; 0 is padding.
+        column: [entities] tokens, or [entities, s] lists of at most s tokens; 0 stands for none.
 
     Returns:
-        [entities] int64 classes, 0 for no token; and a sparse matrix [classes, tokens] that is 1
-        where a class has a token.
+        [entities] int64 class of each entity, 0 for no token; and a sparse matrix [classes, tokens]
+        that is 1 where a set has a token.
     """
-    # every set of tokens in one form: sorted, and a token that equals the one before made 0; the
-    # tokens 5, 3, 5 become 3, 5, 5, then 3, 5, 0, and sorted again 0, 3, 5
-    rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
-    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0
-    rows = np.sort(rows, 1)
-    # equal rows are a class; an empty row first, so that entities without a token get class 0
-    rows = np.pad(rows, ((1, 0), (0, 0)))
-    classes, group = np.unique(rows, axis=0, return_inverse=True)
+    # Lists of the same tokens become the same row: sorted, with each token once, behind zeros. The
+    # list 5, 3, 5 is sorted to 3, 5, 5; its second 5 becomes 0; sorted again, the row is 0, 3, 5.
+    rows = np.sort(column.reshape(len(column), -1).astype(np.int64))
+    is_repeated = rows[:, 1:] == rows[:, :-1]
+    rows[:, 1:][is_repeated] = 0
+    rows = np.sort(rows)
 
-    # the matrix has an entry for each token of a class that is no padding
-    class_index, column_index = np.nonzero(classes)
-    token = classes[class_index, column_index]
-    num_tokens = int(token.max(initial=0)) + 1
-    entries = np.ones(len(token)), (class_index, token)
-    hot = sp.csr_matrix(entries, shape=(len(classes), num_tokens))
-    return group.reshape(-1)[1:], hot
+    # The different rows are the sets, in ascending order. A row of zeros is put in front of all, so
+    # that class 0 is the set without tokens even if every entity has one.
+    rows = np.pad(rows, ((1, 0), (0, 0)))
+    sets, class_of_rows = np.unique(rows, axis=0, return_inverse=True)
+    class_of_entities = class_of_rows.reshape(-1)[1:]
+
+    # the matrix: an entry 1 for each number of a set that is not 0, which is a token
+    set_index, place = np.nonzero(sets)
+    entries = np.ones(len(set_index)), (set_index, sets[set_index, place])
+    return class_of_entities, sp.csr_matrix(entries, shape=(len(sets), int(sets.max()) + 1))
 
 
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
@@ -376,11 +363,9 @@ def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         [entities] int64 classes, 0 where the number is not finite (missing); and the float64
         number of each class [classes], NaN for class 0.
     """
-    is_known = np.isfinite(column)
-    values, value_index = np.unique(column[is_known], return_inverse=True)
-    group = np.zeros(len(column), dtype=np.int64)
-    group[is_known] = value_index + 1
-    return group, np.concatenate(([np.nan], values))
+    # ``factorize`` numbers the values from 0, in ascending order, and gives NaN the number -1
+    number, values = pd.factorize(np.where(np.isfinite(column), column, np.nan), sort=True)
+    return number + 1, np.append(np.nan, values)
 
 
 def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
