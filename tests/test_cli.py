@@ -15,10 +15,10 @@ import recbole_pos
 from recbole_pos.cli.listing import get_first_paragraph, read_summary
 from recbole_pos.cli.main import main
 from recbole_pos.cli.parser import split_options
+from recbole_pos.layers.hooks import AttentionPosition, InputPosition, replaces_attention
 from recbole_pos.model.models import MODELS, RECBOLE
-from recbole_pos.position.build import describe
-from recbole_pos.position.schemes import SCHEMES, read_facts
-from recbole_pos.yaml_files import read_yaml
+from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import read_properties, read_yaml
 
 ML = ["-m", "FPARec", "-d", "ml-100k"]
 
@@ -173,7 +173,11 @@ def test_everything_is_there_and_whole(monkeypatch, capsys, width: int) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_is_known_of_a_scheme_is_true(name: str) -> None:
     """It is written down, so that listing schemes imports none of them."""
-    assert read_facts(name) == describe(name)
+    about, scheme = read_properties("position", name).about, SCHEMES[name]
+    assert (about["needs"] == "time") == scheme.needs_time
+    assert (about["place"] == "input") == issubclass(scheme, InputPosition)
+    replaces = issubclass(scheme, AttentionPosition) and replaces_attention(scheme)
+    assert (about["place"] == "replaces attention") == replaces
     assert set(SCHEMES.defaults(name)) == set(SCHEMES[name].options)
     assert read_summary(SCHEMES, name) == get_first_paragraph(SCHEMES[name].__doc__)
 

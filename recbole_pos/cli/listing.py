@@ -23,9 +23,15 @@ from rich.table import Table
 from recbole_pos.errors import UsageError
 from recbole_pos.model import models
 from recbole_pos.model.models import MODELS
-from recbole_pos.position.schemes import SCHEMES, read_facts
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import US, Registry
-from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
+from recbole_pos.yaml_files import (
+    ROOT,
+    find_recbole_properties,
+    read_overall_defaults,
+    read_properties,
+    read_yaml,
+)
 
 
 def list_models() -> None:
@@ -48,27 +54,19 @@ def list_models() -> None:
 def list_schemes() -> None:
     """Print the position schemes that the option ``position`` may name.
 
-    The table says of each scheme what it changes in a model, what it needs, how many parameters it
-    adds, and which options it has. Schemes that change the same are together, custom ones last.
+    The table says of each scheme what it changes in a model (its place), what it needs, and which
+    options it has. Schemes of this package that change the same are together, custom ones last.
     """
-    # What is known of the schemes of this package is read from their yaml files, since to import
-    # them takes seconds. A custom scheme is built to find it out.
-    facts = {name: read_facts(name) for name in SCHEMES.shipped}
-    names = sorted(facts, key=lambda name: facts[name].place)  # what it changes
-    for name in SCHEMES.added:
-        from recbole_pos.position.build import describe
-
-        facts[name] = describe(name)
-        names.append(name)
-
+    # place and needs are in the yaml files of the package's schemes, since to import them takes
+    # seconds
+    about = {name: read_properties("position", name).about for name in SCHEMES.shipped}
+    names = [*sorted(about, key=lambda name: about[name]["place"]), *SCHEMES.added]
     rows = []
     for name in names:
-        place, needs, num_parameters = facts[name]
+        facts = about.get(name, {"place": "custom", "needs": "-"})
         options = ", ".join(SCHEMES.defaults(name)) or "-"
-        text = read_summary(SCHEMES, name)
-        rows.append((name, place, needs, f"{num_parameters:,}", options, text))
-    columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
-    print_table(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
+        rows.append((name, facts["place"], facts["needs"], options, read_summary(SCHEMES, name)))
+    print_table(("scheme", "place", "needs", "options", "what it is (source)"), rows)
 
 
 def list_options(model: str, overrides: Mapping[str, Any]) -> None:
@@ -234,7 +232,7 @@ def _read_comments(file: Path) -> dict[str, str]:
 # --- tables that fit the screen ---
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table of two columns, a name and a text, at any width of the terminal.
 
     What a row has beside name and text is written under the text. For columns scheme, place, needs
@@ -244,10 +242,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
     Args:
         columns: names of the columns; the first has names, the last sentences.
         rows: cells, row by row.
-        note: text below the table.
     """
     console = Console(highlight=False)
-    table = Table(caption=note or None, show_lines=True)
+    table = Table(show_lines=True)
     table.add_column(columns[0], no_wrap=True)
     table.add_column(columns[-1], overflow="fold")  # no text is cut off; long lines are broken
     for name, *facts, text in rows:

@@ -22,11 +22,8 @@ from recbole_pos.layers.hooks import (
     require_result,
 )
 from recbole_pos.layers.sequence_batch import SequenceBatch
-from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
+from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
-
-# What each hook of attention changes.
-HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
 
 
 class Schemes:
@@ -147,9 +144,9 @@ def build_schemes(
             "which tells the states of earlier ones about later times; set train_windows: prefix"
         )
 
-    # A scheme that changes attention would do nothing in a model without it. ``_find_place`` says
-    # what a scheme changes: "input", parts of attention such as "logits", or "none".
-    ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
+    # A scheme that changes attention would do nothing in a model without it; ``nope`` never does.
+    changing = [name for name, cls in classes.items() if issubclass(cls, AttentionPosition)]
+    ignored = [name for name in changing if name != "nope"]
     if ignored and not has_attention:
         raise UsageError(
             f"position: found {', '.join(ignored)}, expected schemes at the input, since the model "
@@ -189,54 +186,6 @@ def build_row_encodings(
     # several encodings, or none, are wrapped in a ComposeInput
     encodings = encoding.schemes.values() if isinstance(encoding, ComposeInput) else [encoding]
     return nn.ModuleList(encodings)
-
-
-def describe(name: str) -> Facts:
-    """Find what ``recbole-pos schemes`` lists of a position scheme, by building it.
-
-    A position scheme is a module that tells a model about order or time.
-
-    Args:
-        name: name of the scheme.
-
-    Returns:
-        What part of a model it changes; whether it reads nothing, order or time; and its number of
-        parameters in a model of n = 50, d = 64, one head and two layers.
-    """
-    cls: type[PositionScheme] = SCHEMES[name]
-    dimensions = Dimensions(
-        max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=2
-    )
-    schemes = build_schemes(name, dimensions, SCHEMES.defaults(name), has_attention=True)
-    # the encoding of the input, and what changes attention in each of two layers
-    modules = nn.ModuleList([schemes.input, schemes.attention(), schemes.attention()])
-    num_parameters = sum(weight.numel() for weight in modules.parameters())  # shared ones once
-
-    place = _find_place(cls)  # "input", parts of attention such as "query, key", or "none"
-    needs = "nothing" if place == "none" else "order"
-    return Facts(place, "time" if cls.needs_time else needs, num_parameters)
-
-
-def _find_place(cls: type[PositionScheme]) -> str:
-    """Return what part of a model a position scheme changes, in words.
-
-    A position scheme is a module that tells a model about order or time. ``HOOKS`` maps each method
-    that a scheme inside attention may override to what it changes, such as ``rotate`` to "query,
-    key".
-
-    Returns:
-        "input", "replaces attention", parts of attention such as "query, key", or "none".
-    """
-    if issubclass(cls, InputPosition):
-        return "input"
-    if issubclass(cls, AttentionPosition) and replaces_attention(cls):
-        return REPLACES  # "replaces attention"
-    changed = [
-        changes
-        for method, changes in HOOKS.items()
-        if getattr(cls, method) is not getattr(AttentionPosition, method)
-    ]
-    return ", ".join(changed) or "none"
 
 
 class Compose(AttentionPosition):

@@ -325,15 +325,13 @@ class RelationLookup:
         # as many numbers from 0 on as each history has interactions
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         times = np.zeros(len(items)) if times is None else times
-        is_trained = np.zeros(len(items), dtype=bool)
+        new_columns = {"users": users, "items": items, "times": times, "ranks": ranks}
+        new_columns["is_trained"] = np.zeros(len(items), dtype=bool)
 
-        # an ``ExtendedColumn`` is indexed as if the second array followed the first, the log's
+        # an ``ExtendedColumn`` is indexed as if the new column followed that of the log
         extended = copy.copy(self)
-        extended.users = ExtendedColumn(self.users, users)
-        extended.items = ExtendedColumn(self.items, items)
-        extended.times = ExtendedColumn(self.times, times)
-        extended.ranks = ExtendedColumn(self.ranks, ranks)
-        extended.is_trained = ExtendedColumn(self.is_trained, is_trained)
+        for name, new_column in new_columns.items():
+            setattr(extended, name, ExtendedColumn(getattr(self, name), new_column))
         return extended
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
