@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeGuard
-from uuid import UUID
 
 from recbole_pos.errors import UsageError
 
@@ -141,9 +140,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def read_names(names: Any, key: str) -> list[str]:
     """Return names (of users, items or columns) that are given in any usual form, as texts.
 
-    A name may be text, a whole number, a UUID, or a float such as 3.0, which pandas makes of whole
-    numbers in a column that has empty cells. ``7`` and ``[7]`` both become ``["7"]``. Numbers of
-    numpy and torch count as Python's (``to_python``).
+    A name may be text, a whole number, or a float such as 3.0, which pandas makes of whole numbers
+    in a column that has empty cells. ``7`` and ``[7]`` both become ``["7"]``. Numbers of numpy and
+    torch count as Python's (``to_python``).
 
     Args:
         names: one name, or an iterable of names such as a list, an array or a pandas Series.
@@ -165,7 +164,7 @@ def read_names(names: Any, key: str) -> list[str]:
         if type(name) is str:  # the usual case, made fast since a request may name all items
             found.append(name)
             continue
-        plain = str(name) if isinstance(name, UUID) else to_python(name)
+        plain = to_python(name)
         if isinstance(plain, float) and plain.is_integer():
             plain = int(plain)
         if not isinstance(plain, (str, int)):

@@ -1,8 +1,7 @@
-"""Recommendations in parts: the same from any processes, after any kill, and never mixed."""
+"""Recommendations in parts: the same from any processes, after a kill, and never mixed."""
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
@@ -12,14 +11,10 @@ from typing import Any
 
 import pandas as pd
 import psutil
-import pyarrow.parquet as pq
 import pytest
 from conftest import fork, wait
-from killed_tasks import die, square_but_die_once
 
 from recbole_pos.cli.main import main
-from recbole_pos.errors import PosError
-from recbole_pos.serve.part_workers import run_workers
 from recbole_pos.serve.recommender import Recommender
 
 USERS = 60
@@ -40,11 +35,11 @@ def contents(out: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Name -> bytes of the parts that one process writes."""
+def whole(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the parts that one process writes."""
     out = tmp_path_factory.mktemp("whole")
     assert main(command(run, out)) == 0
-    return contents(out)
+    return out
 
 
 def start(run: Path, out: Path, *more: Any) -> subprocess.Popen:
@@ -52,24 +47,22 @@ def start(run: Path, out: Path, *more: Any) -> subprocess.Popen:
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
-def test_parts_are_the_table_of_recommend(run: Path, whole: dict[str, bytes], tmp_path) -> None:
+def test_parts_are_the_table_of_recommend(run: Path, whole: Path) -> None:
     """And pandas reads the folder as one table."""
-    assert len(whole) == -(-USERS // 7)
-    assert main(command(run, tmp_path)) == 0
-    assert contents(tmp_path) == whole
-    table = pd.read_parquet(tmp_path)
+    assert len(contents(whole)) == -(-USERS // 7)
+    table = pd.read_parquet(whole)
     expected = Recommender.load(run).recommend(k=5)
     assert list(table["item_id"]) == list(expected["item"])
     assert list(table["user_id"]) == list(expected["id"])
     assert table["score"].to_numpy() == pytest.approx(expected["score"].to_numpy(), abs=1e-5)
 
 
-def test_shares_of_a_scheduler(run: Path, whole: dict[str, bytes], tmp_path, capsys) -> None:
+def test_shares_of_a_scheduler(run: Path, whole: Path, tmp_path, capsys) -> None:
     assert main(command(run, tmp_path, "--part", "2/2")) == 0
-    assert f"{len(whole)} parts, 5 parts are missing" in capsys.readouterr().out
-    assert list(contents(tmp_path)) == list(whole)[1::2]
+    assert "9 parts, 5 parts are missing" in capsys.readouterr().out
+    assert list(contents(tmp_path)) == list(contents(whole))[1::2]
     assert main(command(run, tmp_path, "--part", "1/2")) == 0
-    assert contents(tmp_path) == whole and "complete" in capsys.readouterr().out
+    assert contents(tmp_path) == contents(whole) and "complete" in capsys.readouterr().out
 
 
 def test_another_job_is_refused(run: Path, trained, tmp_path, refused, capsys) -> None:
@@ -111,19 +104,11 @@ def test_histories_of_parquet(run: Path, tmp_path, refused) -> None:
     refused(words, "parts are read from parquet")
 
 
-def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    """Its task is done by another process; after four kills the command gives up."""
-    numbers = list(range(6))
-    assert sorted(run_workers(square_but_die_once, str(tmp_path), numbers, 2)) == [
-        0, 1, 4, 9, 16, 25
-    ]  # fmt: skip
-    assert (tmp_path / "died").exists()
-    with pytest.raises(PosError, match="^processes were killed 4 times"):
-        list(run_workers(die, None, numbers, 2))
-
-
-def test_the_command_and_a_worker_are_killed(run: Path, tmp_path: Path) -> None:
-    """What is written stays, no process is left, and the same command writes the rest."""
+@pytest.mark.parametrize("victim", ["worker", "command"])
+def test_after_a_kill_the_same_command_writes_the_rest(
+    run: Path, whole: Path, tmp_path: Path, victim: str
+) -> None:
+    """What is written stays, and no process is left."""
     one_user_each = ("--part_rows", 1)
     process = start(run, tmp_path, *one_user_each, "--workers", 2)
     try:
@@ -132,47 +117,28 @@ def test_the_command_and_a_worker_are_killed(run: Path, tmp_path: Path) -> None:
         workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
         for worker in workers:
             worker.suspend()
-        workers[0].kill()
-        process.kill()
-        workers[1].resume()
+        (workers[0] if victim == "worker" else process).kill()
+        for worker in workers[victim == "worker" :]:
+            worker.resume()
         _, alive = psutil.wait_procs(workers, timeout=60)  # the pipe of the command is closed
     finally:
-        process.kill()
-        process.communicate()
+        if victim == "command":
+            process.kill()
+        error = process.communicate()[1]
     assert len(workers) == 2 and not alive
+    if victim == "worker":
+        assert process.returncode == 1 and error.startswith("error: a process was killed"), error
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("part-*")}
     assert 0 < len(kept) < USERS
     (tmp_path / ".part-00059.parquet.abc.tmp").write_bytes(b"half of a part")
     assert main(command(run, tmp_path, *one_user_each)) == 0
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert not list(tmp_path.glob(".part*"))
-    assert main(command(run, tmp_path / "whole", *one_user_each)) == 0
-    assert contents(tmp_path) == contents(tmp_path / "whole")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path), pd.read_parquet(whole))
 
 
-@pytest.mark.long
-def test_a_machine_of_the_cluster_is_lost(run: Path, whole, tmp_path: Path, no_ray) -> None:
-    """Its tasks run again on the other one."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        node = cluster.add_node(num_cpus=1)
-        process = start(run, tmp_path, "--part_rows", 1, "--address", cluster.address)
-        wait(lambda: process.poll() is not None or contents(tmp_path))
-        cluster.remove_node(node, allow_graceful=False)
-        error = process.communicate()[1]
-        assert process.returncode == 0, error
-    finally:
-        cluster.shutdown()
-    assert len(contents(tmp_path)) == USERS
-    assert main(command(run, tmp_path / "whole", "--part_rows", 1)) == 0
-    assert contents(tmp_path) == contents(tmp_path / "whole")
-
-
-def test_a_full_disk_is_one_line(run: Path, whole, tmp_path, capsys) -> None:
-    """Of this process, and of workers; what is whole stays."""
-    size = min(map(len, whole.values())) - 1
+def test_a_full_disk_is_one_line(run: Path, whole: Path, tmp_path: Path) -> None:
+    size = min(map(len, contents(whole).values())) - 1
 
     def write_little() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -183,16 +149,4 @@ def test_a_full_disk_is_one_line(run: Path, whole, tmp_path, capsys) -> None:
     assert "error: cannot write" in done.stderr and "part-00000.parquet" in done.stderr
     assert not contents(tmp_path) and not list(tmp_path.glob(".part*"))
     assert main(command(run, tmp_path)) == 0
-    assert contents(tmp_path) == whole
-
-
-def test_tasks_of_a_cluster(run: Path, whole, tmp_path, cluster, monkeypatch) -> None:
-    """Two processes of Ray write all parts; none of them is in Ray's store."""
-    import ray
-
-    monkeypatch.setattr(ray, "put", None)
-    assert main(command(run, tmp_path, "--address", "auto")) == 0
-    assert contents(tmp_path) == whole
-    manifest = json.loads((tmp_path / "_job" / "manifest.json").read_text())
-    assert (manifest["users"], manifest["parts"]) == (USERS, len(whole))
-    assert pq.read_metadata(tmp_path / "part-00000.parquet").num_rows == 35
+    assert contents(tmp_path) == contents(whole)

@@ -6,10 +6,10 @@ import json
 import os
 import random
 import signal
-import uuid
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,8 @@ from recbole_pos.model.models import MODELS
 from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.http import RecommendBody
 from recbole_pos.serve.http import recommend as recommend_over_http
-from recbole_pos.serve.recommend import read_parts
+from recbole_pos.serve.recommend import read_file
 from recbole_pos.serve.recommender import Recommender
-from recbole_pos.values import read_names
 
 pytestmark = pytest.mark.slow
 
@@ -215,32 +214,6 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
             items(**given)
 
 
-def test_a_history_may_have_lists_of_its_own(torope: Recommender) -> None:
-    """Beside those of the request, for the most popular items too, with reasons and in any form."""
-    every = torope.recommend(histories=[BASKET], k=40, exclude_seen=False)["item"].tolist()
-    histories = [
-        {**BASKET, "id": "all", "allowed": None, "excluded": None},
-        {**BASKET, "id": "some", "allowed": ["i9", "new", "i3", "i4"], "excluded": ["i4"]},
-        {**BASKET, "id": "rest", "excluded": [*every[:2], "new"]},
-        {"id": "popular", "items": [], "times": [], "allowed": ["i4"]},
-        {**BASKET, "id": "none", "allowed": ["new"]},
-    ]
-    expected = {
-        "all": [item for item in every if item != "i5"],
-        "some": [item for item in every if item in ("i9", "i3")],
-        "rest": [item for item in every[2:] if item != "i5"],
-        "popular": ["i4"],
-    }
-    for given in (histories, pa.Table.from_pylist(histories), pd.DataFrame(histories)):
-        found = torope.recommend(histories=given, k=40, exclude_seen=False, excluded=["i5"])
-        assert found.groupby("id")["item"].agg(list).to_dict() == expected
-    alone = {"allowed": ["i9", "i3"], "because": 2}
-    pd.testing.assert_frame_equal(
-        torope.recommend(histories=histories[1:2], because=2),
-        torope.recommend(histories=[{**BASKET, "id": "some"}], **alone),
-    )
-
-
 def test_scores_are_products_of_vectors(torope: Recommender) -> None:
     names, vectors = torope.item_vectors()
     state = torope.encode([BASKET, {"items": []}])
@@ -358,13 +331,6 @@ def test_one_history_never_fails_the_others(
     assert not states[:2].any() and states[2].any()
 
 
-def test_uuids_are_their_text() -> None:
-    names = [uuid.UUID(int=1), uuid.UUID(int=2)]
-    found = read_histories([{"id": names[0], "items": names}], {str(names[1]): 1}, False)
-    assert found.items.tolist() == [1] and found.ids == [str(names[0])]
-    assert read_names(names, "users") == list(map(str, names))
-
-
 # --- files and columns ---
 
 
@@ -411,6 +377,7 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, refu
 
 
 IDS = {f"i{n}": n + 1 for n in range(40)}
+READER: Any = SimpleNamespace(read=lambda histories: read_histories(histories, IDS, True))
 
 
 def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,11 +405,11 @@ def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         [pa.concat_tables([table[:3], table]).combine_chunks()[3:]],
         [table.set_column(1, "items", table["items"].cast(pa.large_list(pa.large_string())))],
         [table.set_column(1, "items", coded)],
-        list(read_parts(tmp_path / "folder")),
-        list(read_parts(tmp_path / "lines")),
+        read_file(READER, str(tmp_path / "folder")),
+        read_file(READER, str(tmp_path / "lines")),
     ):
-        assert len(parts) == 1 or max(map(len, parts)) <= 9
-        found = [read_histories(part, IDS, True) for part in parts]
+        found = [READER.read(x) if isinstance(parts, list) else x for x in parts]
+        assert len(found) == 1 or max(map(len, found)) <= 9
         assert [name for part in found for name in part.ids] == want.ids
         for name in ("items", "lengths", "times", "unknown"):
             joined = np.concatenate([getattr(part, name) for part in found])
@@ -463,7 +430,7 @@ def test_histories_without_ids_are_numbered(
     named = table.append_column("id", pa.array(["a", None, "c"]))
     assert read_histories(named.to_batches()[0], IDS, True).ids == ["a", 1, "c"]
     pq.write_table(table, tmp_path / "h.parquet")
-    parts = [read_histories(part, IDS, True) for part in read_parts(tmp_path / "h.parquet")]
+    parts = read_file(READER, str(tmp_path / "h.parquet"))
     assert [part.ids for part in parts] == [[0, 1], [2]]
 
 

@@ -9,7 +9,7 @@ Shapes: m items to look up, n items in all, padding included, d the size of vect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,8 +78,10 @@ class ItemTable(nn.Embedding):
         Args:
             vectors: [k, c] a content vector for each new item, such as the embedding of its text.
         """
-        parts: Iterable[Any] = self.parts.values()
-        for part in parts:
+        # The last part reads the content. It refuses vectors of another size, so it comes first,
+        # before anything has changed.
+        parts: list[Any] = list(self.parts.values())
+        for part in reversed(parts):
             part.extend(vectors)
         self.num_embeddings += len(vectors)
         if self.has_ids:  # there is a table; without it parts make the vectors of all items

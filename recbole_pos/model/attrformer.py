@@ -95,6 +95,11 @@ class AttrFormer(PosSASRec):
         # the fields; before the base class builds the layers, since these have weights for each
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
+        # Fields of items, which later items would lack: ``add_items`` refuses these.
+        self.item_attributes |= {
+            relation.field for relation in self.declared if relation.origin == "item"
+        }
+
         # A long history is cut into parts. If these are linked, they come in one batch, and
         # interactions are related to those in earlier parts, too.
         self.linked = config["chunking"]

@@ -145,7 +145,7 @@ class PosRecommender(SequentialRecommender):
         if (item_features := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = item_features
         self.event_features = build_event_features(config, dataset)
-        self.item_attributes: set[str] = set()  # fields of items that position schemes read
+        self.item_attributes: set[str] = set()  # fields of items that attention reads
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Apply a function to all tensors of the model, as torch does to move or cast it.
@@ -267,16 +267,15 @@ class PosRecommender(SequentialRecommender):
             vectors: [k, c] content vectors of k items, made of their texts for example.
 
         Raises:
-            UsageError: if a position scheme reads a field of items (``item_attributes``), whose
-                values for the new ones are not known; or, from ``extend``, if the vectors are not
-                as long as those of training. ``extend`` may have changed some modules before it
-                raises, so the caller must restore the model.
+            UsageError: if attention reads fields of items (``item_attributes``), whose values for
+                the new ones are not known; or, from ``extend``, if the vectors are not as long as
+                those of training. Then the model stays as it was.
         """
         if self.item_attributes:
             names = ", ".join(sorted(self.item_attributes))
             raise UsageError(
-                f"item_vectors: {names} of items is read by position, and new ones do not have it; "
-                "add them to the data and train again"
+                f"item_vectors: {names} of items is read by attention, and new ones do not have "
+                "it; add them to the data and train again"
             )
         self.item_embedding.extend(vectors)
         self.n_items += len(vectors)

@@ -1,4 +1,4 @@
-"""Start Ray on this machine, or join a cluster; and run training runs and other tasks on it.
+"""Start Ray on this machine, or join a cluster; and run training runs on it.
 
 :func:`connect` tells its caller whether it has to :func:`stop` Ray again.
 """
@@ -12,19 +12,16 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import ray
 
-from recbole_pos.errors import PosError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.runs import FAILED
 from recbole_pos.runs.worker import MOST_LOSSES, Resources, count_runs, train_run
 from recbole_pos.values import short, shown
-
-MOST_SUBMITTED = 1000  # tasks that Ray knows at a time; a cluster that grows needs some to wait
 
 
 def connect(address: str | None) -> bool:
@@ -241,49 +238,3 @@ class RayRuns:
     def stop(self) -> None:
         """Leave the cluster; one that was started here ends."""
         stop(self.is_started)
-
-
-def run_tasks(
-    function: Callable[[Any, int], Any], job: Any, numbers: list[int], address: str
-) -> Iterator[Any]:
-    """Call ``function(job, number)`` for each number as a Ray task of one CPU.
-
-    A task whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times. When the
-    generator ends or is closed, running tasks are cancelled, and the cluster is left.
-
-    Args:
-        function: a function of this package, which the other machines import.
-        job: its first argument, the same for all tasks.
-        numbers: its second argument in each of the tasks.
-        address: ``auto`` or HOST:PORT of the cluster.
-
-    Yields:
-        What the calls return, as they end, in any order.
-
-    Raises:
-        UsageError: if no cluster answers, or it has no CPU.
-        PosError: if a task was lost too often.
-    """
-    is_started = connect(address)
-    running: list[Any] = []
-    try:
-        count_concurrent_runs(Resources(cpus=1))  # raises the UsageError of a cluster without CPUs
-        task = ray.remote(function).options(num_cpus=1, max_retries=MOST_LOSSES)
-
-        # Keep Ray supplied with tasks, MOST_SUBMITTED at a time, and yield each result as it comes:
-        # ray.wait returns a list of the one task that has ended, and a list of the others.
-        waiting = deque(numbers)
-        while waiting or running:
-            while waiting and len(running) < MOST_SUBMITTED:
-                running.append(task.remote(job, waiting.popleft()))
-            (ended,), running = ray.wait(running)
-            yield ray.get(ended)
-    except ray.exceptions.RayError as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise PosError(
-            f"a task of the cluster was lost: {first_line}; the same command resumes"
-        ) from error
-    finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
-        stop(is_started)

@@ -203,8 +203,7 @@ def leave_one_out(
         batch = not_empty[start : start + BATCH]
         batch_rows = variant_owner[batch]
         variants = newest.select(batch_rows).leave_out(left_out[batch])
-        # restrict: items outside of a history's own list of allowed ones, if it has one, get -inf.
-        scores = variants.restrict(scorer.make_scores(variants))
+        scores = scorer.make_scores(variants)
         # The whole histories say what is not recommended, not the variants.
         barred = explained.select(batch_rows).list_barred(exclude_seen)
         ids = torch.from_numpy(items[batch_rows])

@@ -1,7 +1,7 @@
 """From data to a trained model in one call.
 
-:func:`fit` trains a model and :func:`load` loads one; both return a
-:class:`~recbole_pos.Recommender`.
+:func:`fit` trains a model and ``load``, which is :meth:`~recbole_pos.Recommender.load`, loads one;
+both return a :class:`~recbole_pos.Recommender`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def fit(
     # Several processes train the model outside of this one, so it is loaded from its folder.
     if args.nproc > 1:
         run(model, data, files, options, run_dir, callbacks=callbacks, settings=args)
-        trained = Recommender.load(run_dir)
+        trained = load(run_dir)
         trained.resources = resources
         return trained
 
@@ -100,37 +100,4 @@ def fit(
     return Recommender(experiment, RunFolder(run_dir), resources)
 
 
-def load(
-    run_dir: str | Path,
-    data_path: str | Path | None = None,
-    histories_only: bool = False,
-    item_vectors: Any = None,
-) -> Recommender:
-    """Load a trained model from its folder, so that it can recommend, be evaluated and explained.
-
-    It is the object that :func:`fit` returns, and this function is :meth:`Recommender.load`.
-
-    Examples:
-        >>> trained = recbole_pos.load("mine")
-        >>> trained.dataset.user_num, len(trained.dataset.log)
-        (944, 100000)
-
-    Args:
-        run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
-            model that RecBole's own functions have trained.
-        data_path: the folder that holds the folder of the dataset; by default where the run found
-            it.
-        histories_only: whether the model will only get given histories, and no users of the
-            dataset, which is then read only if the model needs it; by default it is read if it is
-            there.
-        item_vectors: content vectors (of texts, for example) of items that are new since the
-            training, see :meth:`Recommender.add_items`.
-
-    Returns:
-        The model with its dataset, if that was read, on the device of its configuration.
-
-    Raises:
-        UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
-        CheckpointError: if the dataset no longer has the data that the model was trained on.
-    """
-    return Recommender.load(run_dir, data_path, histories_only, item_vectors)
+load = Recommender.load  # recbole_pos.load

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -450,32 +448,3 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
     """
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
-
-
-@contextmanager
-def undone_on_error(*objects: Any) -> Iterator[None]:
-    """Give objects their old attributes back if the ``with`` block raises an exception.
-
-    So a change in several steps is made as a whole or not at all. Two kinds of changes are undone:
-    an attribute that was set or deleted, and an entry of a dict that is an attribute, such as a
-    torch module's dict of buffers. A change within a tensor or list is not undone, so the block
-    must replace these and not write into them.
-
-    Args:
-        objects: the objects.
-    """
-    # Attributes of each object before the block, by name. A dict is copied, so that the block
-    # changes the entries of the original only.
-    old_attributes = [
-        {
-            name: copy.copy(value) if isinstance(value, dict) else value
-            for name, value in vars(one).items()
-        }
-        for one in objects
-    ]
-    try:
-        yield
-    except BaseException:
-        for one, attributes in zip(objects, old_attributes, strict=True):
-            one.__dict__ = attributes
-        raise

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any
-from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -71,15 +70,15 @@ def _to_datetime(value: Any) -> datetime:
 
 
 def _to_name(value: Any) -> Any:
-    """Return a UUID or a whole number as text, as names are written; other values as they are."""
+    """Return a whole number as text, as names are written; other values as they are."""
     if isinstance(value, (float, np.integer)) and float(value).is_integer():
         return str(int(value))
-    return str(value) if isinstance(value, UUID) else value
+    return value
 
 
 # Types that pydantic reads. A name of an item or user may also be a whole number, such as 3 or the
-# 3.0 that pandas makes of it in a column with empty cells, or a UUID, which becomes text. A moment
-# is a number in the unit of the time field, or a time as `_to_datetime` takes it.
+# 3.0 that pandas makes of it in a column with empty cells, which becomes text. A moment is a number
+# in the unit of the time field, or a time as `_to_datetime` takes it.
 _FIRST_THAT_FITS = Bounds(union_mode="left_to_right")
 Name = Annotated[
     StrictStr | StrictInt | Annotated[str, BeforeValidator(_to_name)], _FIRST_THAT_FITS
@@ -104,12 +103,6 @@ class History(BaseModel, extra="forbid"):
     at: Moment | None = Bounds(None, description="time of the request")
     events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
     user: dict[str, Any] | None = Bounds(None, description="by field, a value")
-    allowed: list[Name] | None = Bounds(
-        None, description="items to choose from, for this history only"
-    )
-    excluded: list[Name] | None = Bounds(
-        None, description="items to leave out, for this history only"
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -225,20 +218,6 @@ def read_histories(
         times=_read_times(rows, unit),
         at=at,
         features=_read_features(rows, fields, lengths),
-    )
-
-    # Lists of names become lists of the ids of known items. A history without names to choose from,
-    # or with an empty list of them, may get any item; one with unknown names only gets nothing.
-    known = item_ids.keys()
-    allowed, excluded = (
-        [[item_ids[str(x)] for x in getattr(row, key) or () if str(x) in known] for row in rows]
-        for key in ("allowed", "excluded")
-    )
-    choices = [ids if row.allowed else None for ids, row in zip(allowed, rows, strict=True)]
-    packed = replace(
-        packed,
-        allowed=choices if any(row.allowed for row in rows) else None,
-        excluded=excluded if any(excluded) else None,
     )
 
     # A history that lacks the times that the model needs gets no answer, but the others do. If one

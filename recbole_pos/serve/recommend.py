@@ -1,7 +1,7 @@
 """Recommendations of a trained model for users or histories, as a table or a file.
 
 :func:`recommend` returns a table for users of the dataset, :func:`write_recommendations` writes
-those for users or for a file of histories, which is read by :func:`read_parts`. Folders of many
+those for users or for a file of histories, which is read by :func:`read_file`. Folders of many
 files are in ``parts.py``.
 """
 
@@ -84,7 +84,7 @@ class ListOptions:
 
     Attributes:
         run_dir: the folder of a run, whose model recommends.
-        histories: a file of histories, see :func:`read_parts`; None for users of the dataset.
+        histories: a file of histories, see :func:`read_file`; None for users of the dataset.
         k: number of items for each user or history.
         exclude_seen: whether items of a history are not recommended to it; None as in evaluation.
         items: file with names of the only items to recommend, one a line; None for all.
@@ -168,7 +168,7 @@ def write_recommendations(
         if options.histories is None:
             parts = iter([trained.read_users(users)])
         else:
-            parts = _read_file(trained, options.histories)
+            parts = read_file(trained, options.histories)
 
         with reporter.task("recommending") as task:
 
@@ -249,63 +249,142 @@ def report_counts(counts: Counter[str], trained: Recommender, reporter: Reporter
         )
 
 
-def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
-    """Yield the histories of a file as arrays, some thousands at a time.
+def read_file(trained: Recommender, file: str) -> Iterator[Histories]:
+    """Yield the histories of a file as arrays, at most ``PART`` at a time.
+
+    A history without an id gets its number in the file, from 0, as ``id``. An empty file gives no
+    histories once, of which a table without rows can be made.
 
     Args:
         trained: the model, which knows the ids of items.
-        file: see :func:`read_parts`.
+        file: a folder or file of parquet, with a history in each row; or a file of another name,
+            with a history as json in each line.
+
+    Raises:
+        UsageError: if the file cannot be read, or a history is malformed.
+    """
+    if is_parquet(file):
+        source = HistorySource(trained, file)
+        for start in range(0, max(len(source), 1), PART):
+            yield source.read(start, min(start + PART, len(source)))
+        return
+
+    lines = _read_lines(file)  # a generator, of which each part takes the next ones
+    part = list(islice(lines, PART))
+    yield _read_part(trained, part, file, num_before=0)
+    num_read = len(part)
+    while part := list(islice(lines, PART)):
+        yield _read_part(trained, part, file, num_read)
+        num_read += len(part)
+
+
+def is_parquet(path: str) -> bool:
+    """Return whether a path names parquet: a file of that suffix, or a folder of such files."""
+    return path.endswith(".parquet") or os.path.isdir(path)
+
+
+def _read_part(trained: Recommender, histories: Any, file: str, num_before: int) -> Histories:
+    """Return some of the histories of a file as arrays.
+
+    Args:
+        trained: the model, which knows the ids of items.
+        histories: the histories, in any form that the model reads.
+        file: the file, for messages.
+        num_before: number of histories in the file before these.
 
     Raises:
         UsageError: for a malformed history. The message is such as "counted from 16,384:
             histories[3]", for the one with the number 16,387 in the file.
     """
-    num_read = 0
-    for part in read_parts(file):
-        try:
-            yield trained.read(part)
-        except UsageError as error:
-            raise UsageError(f"{file}, counted from {num_read:,}: {error}") from error
-        num_read += len(part)
-    if num_read == 0:  # an empty file gives a table without rows
-        yield trained.read([])
+    try:
+        return trained.read(histories)
+    except UsageError as error:
+        raise UsageError(f"{file}, counted from {num_before:,}: {error}") from error
 
 
-def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
-    """Yield the histories of a file, at most ``PART`` at a time.
+class HistorySource:
+    """The histories in a parquet file, or in a folder of them, by number from 0.
 
-    Args:
-        file: a folder or file of parquet, with a history in each row; or a file of another name,
-            with a history as json in each line.
+    A parquet file is divided into row groups, which are read whole. Only the groups that are asked
+    for are read, so memory does not grow with the files.
 
-    Yields:
-        Lists of histories from json, tables of Arrow from parquet. A history without an id has its
-        number in the file, from 0, as ``id``.
-
-    Raises:
-        UsageError: if the file cannot be read, or a history is malformed.
+    Attributes:
+        data: pyarrow's view of the files.
+        row_groups: the row groups of all files in order, each with its number of histories.
+        schema: the columns to read, with their types in the first file.
     """
-    if Path(file).suffix != ".parquet" and not os.path.isdir(file):
-        histories = _read_lines(file)  # a generator, of which each part takes the next ones
-        while part := list(islice(histories, PART)):
-            yield part
-        return
 
-    with name_read_errors(file):
-        data = ds.dataset(str(file), format="parquet")
-        require_columns(data.schema.names, file)
+    def __init__(self, trained: Recommender, path: str) -> None:
+        """Read which row groups the files have; parquet lists them at the end of each file.
+
+        Args:
+            trained: the model, which reads the histories.
+            path: the parquet file, or a folder of them.
+
+        Raises:
+            UsageError: if a file is no parquet, or its columns are not those of histories.
+        """
+        self.trained, self.path = trained, path
+        with name_read_errors(path):
+            self.data = ds.dataset(path, format="parquet")
+            require_columns(self.data.schema.names, path)
+            # pyarrow calls a file, or a part of one, a fragment. Its ``row_groups`` are facts about
+            # the row groups in it, of which each fragment here has one, such as its number of rows.
+            self.row_groups = [
+                (fragment, fragment.row_groups[0].num_rows)
+                for file in self.data.get_fragments()
+                for fragment in file.split_by_row_group()
+            ]
         # KEYS are the columns that a history may have; others are not read.
-        names = [name for name in KEYS if name in data.schema.names]
-        num_histories = 0
-        for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
-            batch.validate(full=True)  # a damaged file may hold invalid text
-            table = pa.Table.from_batches([batch])
-            if "id" not in names:
-                numbers = range(num_histories, num_histories + len(batch))
-                table = table.append_column("id", pa.array(numbers, pa.int64()))
-            num_histories += len(batch)
-            if len(batch):
-                yield table
+        columns = [name for name in KEYS if name in self.data.schema.names]
+        self.schema = pa.schema([self.data.schema.field(name) for name in columns])
+        self._last_read: tuple[Any, pa.Table] = None, self.schema.empty_table()
+
+    def __len__(self) -> int:
+        return sum(num_rows for _, num_rows in self.row_groups)
+
+    def read(self, start: int, stop: int) -> Histories:
+        """Return the histories from number ``start`` up to ``stop``, without ``stop``, as arrays.
+
+        Only the row groups that have some of them are read. With row groups of 100, 100 and 50
+        histories, 150 to 220 are the rows from 50 of the second group and the first 20 of the
+        third. Histories without an id get their number.
+
+        Raises:
+            UsageError: for a file that cannot be read, or a malformed history.
+        """
+        tables = [self.schema.empty_table()]  # so that there is something to concatenate
+        num_before = 0  # histories in the row groups before this one
+        with name_read_errors(self.path):
+            for group, num_rows in self.row_groups:
+                # The rows of this group that are asked for: from ``first`` up to ``end``.
+                first, end = max(start - num_before, 0), min(stop - num_before, num_rows)
+                num_before += num_rows
+                if first < end:  # else no row of this group is asked for
+                    tables.append(self._read_group(group)[first:end])
+
+        # Without a column of ids, the histories get their numbers.
+        histories = pa.concat_tables(tables)
+        if "id" not in self.schema.names:
+            histories = histories.append_column("id", pa.array(range(start, stop), pa.int64()))
+        return _read_part(self.trained, histories, self.path, start)
+
+    def _read_group(self, group: Any) -> pa.Table:
+        """Return a row group; the last one is kept, since the next histories are often in it."""
+        last_group, table = self._last_read
+        if group is not last_group:
+            table = group.to_table(self.schema)
+            table.validate(full=True)  # a damaged file may hold invalid text
+            self._last_read = group, table
+        return table
+
+    def list_facts(self) -> list[str]:
+        """Return name, size and time of change of each file, by which one sees whether it changed.
+
+        Their content, which may be a terabyte, is not read.
+        """
+        files = [(Path(file), os.stat(file)) for file in self.data.files]
+        return [f"{file.name} {facts.st_size} {facts.st_mtime:.0f}" for file, facts in files]
 
 
 def _read_lines(file: str | Path) -> Iterator[History]:

@@ -33,7 +33,7 @@ from recbole_pos.serve.explain import (
     make_effects_table,
     require_reasons,
 )
-from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
+from recbole_pos.serve.fitted import FittedModel, find_run_folder
 from recbole_pos.serve.histories import Fields, Histories, read_histories, take_histories
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
 from recbole_pos.values import listed, read_names, shown
@@ -106,17 +106,26 @@ class Recommender(FittedModel):
         histories_only: bool = False,
         item_vectors: Any = None,
     ) -> Recommender:
-        """Load a trained model from the folder of a run, whose dataset may have grown since.
+        """Load a trained model from its folder, to recommend, or to be evaluated and explained.
 
-        Without the dataset it recommends only to given histories, and only if the model needs no
-        more of the dataset than the names of items.
+        Its dataset may have grown since the training. Without the dataset it recommends only to
+        given histories, and only if the model needs no more of the dataset than names of items.
+
+        Examples:
+            >>> trained = recbole_pos.load("mine")
+            >>> trained.dataset.user_num, len(trained.dataset.log)
+            (944, 100000)
 
         Args:
-            run_dir: the folder.
+            run_dir: the folder of a run, of :meth:`save`, or the .pth file of a plugin's model that
+                RecBole's own functions have trained.
             data_path: the folder that holds the folder of the dataset; by default the run's.
             histories_only: True reads the dataset only if the model needs it; by default it is read
                 if it is there.
             item_vectors: content vectors of further items, see :meth:`add_items`.
+
+        Returns:
+            The model with its dataset, if that was read, on the device of its configuration.
 
         Warns:
             RunWarning: if the run is unfinished, or the dataset is not where it was.
@@ -196,39 +205,17 @@ class Recommender(FittedModel):
             )
 
         # New items get the ids behind the known ones. All that depends on the number of items is
-        # made again. If a step fails, `undone_on_error` puts the old attributes of this object and
-        # of all modules of the model back.
+        # made again: among it cached properties, which are computed again when they are read.
         names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
-        with undone_on_error(self, *model.modules()):
-            model.add_items(vectors)
-            self.items = np.append(self.items, names)
-            self.ids = {name: i for i, name in enumerate(self.items, start=1)}
-            self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))  # zeros
-            self.scorer = Scorer(model, self.config, len(self.ids) + 1)
-            self.num_added += len(names)
-            for cached in ("_all_items", "_unit_vectors"):  # cached properties, computed again
-                self.__dict__.pop(cached, None)
-
-            self._require_readable(names[0])
+        model.add_items(vectors)  # refuses vectors that do not fit before it changes anything
+        self.items = np.append(self.items, names)
+        self.ids = {name: i for i, name in enumerate(self.items, start=1)}
+        self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))  # zeros
+        self.scorer = Scorer(model, self.config, len(self.ids) + 1)
+        self.num_added += len(names)
+        for cached in ("_all_items", "_unit_vectors"):
+            self.__dict__.pop(cached, None)
         return f"new items by their content: {len(names):,}"
-
-    def _require_readable(self, new_item: str) -> None:
-        """Raise a UsageError if the model cannot recommend after a history of a new item.
-
-        Such a model reads attributes of items from tables by id, as AttrFormer does. The tables end
-        before the ids of new items, so that reading one is an IndexError.
-
-        Args:
-            new_item: name of an item that :meth:`add_items` has added.
-        """
-        history = self.read([{"items": [new_item], "times": [0.0], "at": 0.0}])
-        try:
-            self.rank_items(history, k=1, hides_seen=False, choice=self._all_items)
-        except IndexError as error:
-            raise UsageError(
-                f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
-                "do not have; add them to the data and train again"
-            ) from error
 
     def recommend(
         self,
@@ -248,11 +235,11 @@ class Recommender(FittedModel):
             users: names of users; by default (and without histories) all with an interaction.
             histories: for each person a list of items, oldest first, or a mapping. It has ``items``
                 and may have ``id``; ``times`` of the items; ``at``, the time of the request;
-                ``allowed`` and ``excluded`` items of this person only; and the features that the
-                model was trained with: ``events``, by field a list with a value for each item, and
-                ``user``, by field one value. A time is a number in the unit of the time field, a
-                date, or text in ISO 8601, in UTC if it names no zone. A DataFrame or an Arrow table
-                with such columns will do, too, and so will a Series of lists, by id.
+                and the features that the model was trained with: ``events``, by field a list with a
+                value for each item, and ``user``, by field one value. A time is a number in the
+                unit of the time field, a date, or text in ISO 8601, in UTC if it names no zone. A
+                DataFrame or an Arrow table with such columns will do, too, and so will a Series of
+                lists, by id.
             k: items per person; fewer if fewer are left to recommend.
             exclude_seen: whether items of the history are excluded; by default as in evaluation.
             allowed: names of the items to choose from, such as those in stock; by default all.
@@ -416,15 +403,15 @@ class Recommender(FittedModel):
         not_empty = np.flatnonzero(histories.lengths)
         not_empty = not_empty[histories.lengths[not_empty].argsort(kind="stable")]
 
-        # Empty histories are ranked by popularity, the others by the model, BATCH at a time.
-        batches = [(rows, self._rank_by_popularity) for rows in _divide(empty)]
-        batches += [(rows, self._rank_by_model) for rows in _divide(not_empty)]
-
-        # Each batch gives four columns: index of the history, rank, item and score. The first ones
-        # are empty, so that there is something to concatenate if nothing is recommended.
+        # A ranking has four columns: index of the history, rank, item and score. The first one is
+        # empty, so that there is something to concatenate if nothing is recommended.
         rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
-        for rows, rank_batch in batches:
-            score, item = rank_batch(histories.select(rows), k, hides_seen, choice)  # [batch, k]
+        if len(empty):  # they all get the same items, the most popular ones
+            score, item = self._rank_by_popularity(k, choice)
+            repeated = np.zeros_like(empty)  # row 0 of the ranking, once for each history
+            rankings.append(to_columns(histories.ids, empty, score[repeated], item[repeated]))
+        for rows in _divide(not_empty):  # BATCH at a time
+            score, item = self._rank_by_model(histories.select(rows), k, hides_seen, choice)
             rankings.append(to_columns(histories.ids, rows, score, item))
 
         # Put the entries back into the order of the histories.
@@ -432,28 +419,19 @@ class Recommender(FittedModel):
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
 
-    def _rank_by_popularity(
-        self, histories: Histories, k: int, hides_seen: bool, choice: Choice
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Rank the items for each of b histories by popularity, the same for all histories.
+    def _rank_by_popularity(self, k: int, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+        """Rank the items by popularity, for histories of which no item is known to the model.
 
         Args:
-            histories: b histories, of which no item is known to the model.
-            k: number of items for each; all that may be recommended if there are fewer.
-            hides_seen: whether items of a history are not recommended to it.
+            k: number of items; all that may be recommended if there are fewer.
             choice: ids of the items that may be recommended. Its boosts are ignored here, since
                 they are made for scores of the model.
 
         Returns:
-            Popularity (share of the training interactions, -inf where no item is left) and item
-            ids, both [b, k].
+            Popularity (share of the training interactions) and item ids, both [1, k].
         """
-        # ``scores`` is a function from c item ids to [b, c]: the popularity of each item, once for
-        # each history. A history may have a list of the only items for it: with `restrict`, the
-        # function gives -inf to others. `list_barred` lists pairs of a history and a hidden item.
-        scores = histories.restrict(lambda ids: self.popularity[ids].repeat(len(histories), 1))
         without_boosts = Choice(choice.items)
-        return find_best_items(scores, without_boosts, k, histories.list_barred(hides_seen))
+        return find_best_items(lambda ids: self.popularity[ids][None], without_boosts, k)
 
     def _rank_by_model(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
@@ -474,13 +452,10 @@ class Recommender(FittedModel):
         # An approximate index finds the items of the highest scores without scoring all. Boosts and
         # a few other requests are beyond it (`can_rank` is false): they are ranked exactly.
         index = self.scorer.index  # None if the user asked for no index
-        if index is not None and index.can_rank(histories, k, choice):
+        if index is not None and index.can_rank(k, choice):
             return index.find_best(self.scorer.encode(histories), k, choice, barred)
 
-        # `make_scores` gives a function from c item ids to scores [b, c]. A history may have a list
-        # of the only items for it: with `restrict`, that function gives -inf to others.
-        scores = histories.restrict(self.scorer.make_scores(histories))
-        return find_best_items(scores, choice, k, barred)
+        return find_best_items(self.scorer.make_scores(histories), choice, k, barred)
 
     @torch.inference_mode()
     def explain(

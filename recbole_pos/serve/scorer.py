@@ -62,9 +62,6 @@ class Histories:
         users: [b] int64 user ids, where the histories are those of users in the dataset.
         at: [b] float64 times at which recommendations are asked for, NaN if missing; None if all.
         features: features of the interactions and users.
-        allowed: [b] ids of the only items that each history may get, None for a history that may
-            get any item; None in place of the list if that is so for all.
-        excluded: [b] ids of items that each history may not get; None if there are none at all.
         errors: index of a history -> why it gets no answer; it has no interactions here.
     """
 
@@ -76,8 +73,6 @@ class Histories:
     users: np.ndarray | None = None
     at: np.ndarray | None = None
     features: Features = field(default_factory=Features)
-    allowed: list[list[int] | None] | None = None
-    excluded: list[list[int]] | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -196,56 +191,23 @@ class Histories:
             at=None if self.at is None else self.at[rows],
             errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
             features=Features(selected.features.events, users),
-            allowed=None if self.allowed is None else [self.allowed[row] for row in rows],
-            excluded=None if self.excluded is None else [self.excluded[row] for row in rows],
         )
 
     def list_barred(self, hides_seen: bool) -> tuple[Tensor, Tensor]:
         """List the items that may not be recommended, as p pairs of a history and an item.
 
-        These are the items that a history excludes and, if seen items are hidden, its own.
-
         Args:
-            hides_seen: whether the items of a history are not recommended to it again.
+            hides_seen: whether the items of a history are not recommended to it again; otherwise
+                there are no pairs.
 
         Returns:
             Index of the history [p] and id of the item [p], both int64.
         """
-        # The lists [[7, 8], [9]] become the histories [0, 0, 1] and the items [7, 8, 9].
-        excluded = [] if self.excluded is None else self.excluded
-        lengths = [len(item_ids) for item_ids in excluded]
-        rows = np.repeat(np.arange(len(excluded)), lengths)
-        items = np.array([item for item_ids in excluded for item in item_ids], np.int64)
-        if hides_seen:
-            rows = np.append(rows, np.repeat(np.arange(len(self)), self.lengths))
-            items = np.append(items, self.items)
-        return torch.from_numpy(rows), torch.from_numpy(items)
-
-    def restrict(self, scores: Scores) -> Scores:
-        """Return a scoring function that gives -inf to items outside of a history's own list.
-
-        A history may have a list of the only items that it may get (``allowed``). If the second of
-        two histories may only get the item 3, the scores of the items [2, 3] change from
-        [[5, 6], [7, 8]] to [[5, 6], [-inf, 8]].
-
-        Args:
-            scores: function from c item ids to the scores [b, c] of these items after b histories.
-
-        Returns:
-            A function like ``scores``.
-        """
-        if self.allowed is None:
-            return scores
-        allowed_lists = self.allowed
-
-        def restricted_scores(ids: Tensor) -> Tensor:
-            is_allowed = torch.ones(len(allowed_lists), len(ids), dtype=torch.bool)
-            for row, allowed in enumerate(allowed_lists):
-                if allowed is not None:
-                    is_allowed[row] = torch.isin(ids, torch.tensor(allowed, dtype=torch.int64))
-            return scores(ids).masked_fill(~is_allowed, -torch.inf)
-
-        return restricted_scores
+        if not hides_seen:
+            nothing = torch.empty(0, dtype=torch.int64)
+            return nothing, nothing
+        rows = np.repeat(np.arange(len(self)), self.lengths)
+        return torch.from_numpy(rows), torch.from_numpy(self.items)
 
     def keep_newest(self, limit: int) -> Histories:
         """Return the histories cut to their ``limit`` newest interactions."""
