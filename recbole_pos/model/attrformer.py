@@ -67,8 +67,7 @@ class AttrFormer(PosSASRec):
     In training those of a batch read each other, so batches are of random windows
     (``length_pool: 1``). In prediction histories read a bank of training interactions.
 
-    Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr]
-    (DIF-SR).
+    Baselines of Table 6 are PosSASRec with the ``position`` [tisas] (TiSASRec) or [difsr] (DIF-SR).
     """
 
     needs_events = True
@@ -92,14 +91,11 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a field cannot be read.
         """
-        # the fields; before the base class builds the layers, since these have weights for each
+        # before the base class builds the layers, since these have weights for each field
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
-        # Fields of items, which later items would lack: ``add_items`` refuses these.
-        self.item_attributes |= {
-            relation.field for relation in self.declared if relation.origin == "item"
-        }
-
+        # Later items would lack these fields, so that ``add_items`` refuses them.
+        self.item_attributes.update(r.field for r in self.declared if r.origin == "item")
         # A long history is cut into parts. If these are linked, they come in one batch, and
         # interactions are related to those in earlier parts, too.
         self.linked = config["chunking"]
