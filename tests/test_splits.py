@@ -7,20 +7,16 @@ from collections import Counter, defaultdict
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_log, write_atomic
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config.options import find_option
-from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.interactions import sort_interactions
 from recbole_pos.data.recbole_view import PrefixRows
 from recbole_pos.data.splits import (
@@ -35,7 +31,6 @@ from recbole_pos.data.splits import (
 )
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import read_dataset
 
 LONGEST = 4
 ITEMS = 9
@@ -362,27 +357,6 @@ def test_wrong_splits_are_refused(kind: str) -> None:
 def test_wrong_options_of_splits_are_refused(split: Any, fraction: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         split_of(FIVE, eval_args(split), fraction)
-
-
-def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
-    frame = make_log(seed=1, users=80)
-    frame["timestamp"] = frame["timestamp"] // 25 * 25
-    given = {"data_path": str(write_atomic(frame, tmp_path))}
-
-    def read(ties: str) -> Dataset:
-        return read_dataset(
-            PosConfig("FPARec", "tiny", None, {**given, "eval_args": {"ties": ties}})
-        )
-
-    file, one, again, other = map(read, ("file", "random(1)", "random(1)", "random(2)"))
-    assert torch.equal(one.log.items, again.log.items)
-    for found, peer in ((one, other), (one, file), (other, file)):
-        assert not torch.equal(found.log.items, peer.log.items)
-        assert torch.equal(found.log.users, peer.log.users)
-        assert torch.equal(found.log.times, peer.log.times)
-        assert (found.part == peer.part).all()
-        interactions = [zip(*log.fields.values(), strict=True) for log in (found.log, peer.log)]
-        assert Counter(map(str, interactions[0])) == Counter(map(str, interactions[1]))
 
 
 def test_close_times_are_told_apart() -> None:
