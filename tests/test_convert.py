@@ -29,7 +29,7 @@ from recbole_pos.data.location import locate_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
-CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8", "memory_limit": "1GB"}
+CONFIG = {"seq_separator": " ", "memory_limit": "1GB"}
 USERS = ["ann lee", "Zoë", "李雷", 'o"neil', "a\tb", "'q'", "x,y", "007"]
 NOW = 1_700_000_000
 

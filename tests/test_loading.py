@@ -90,8 +90,8 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("option", "kinds"), NAMING_FIELDS.items(), ids=NAMING_FIELDS)
-def test_fields_that_options_name(shop: Path, option: str, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("option", NAMING_FIELDS)
+def test_fields_that_options_name(shop: Path, option: str) -> None:
     """They must be loaded, and of a type that the option can use."""
 
     def name(field: str) -> Any:
@@ -99,9 +99,8 @@ def test_fields_that_options_name(shop: Path, option: str, kinds: tuple[str, ...
 
     with pytest.raises(UsageError, match=rf"{option}: field 'prise' is not loaded \(did you mean"):
         read(shop, **{option: name("prise")})
-    field, kind = ("price", "float") if "token" in kinds else ("brand", "token")
-    with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {kind}; "):
-        read(shop, **{option: name(field)})
+    with pytest.raises(UsageError, match=f"{option}: field 'brand' is of type token; "):
+        read(shop, **{option: name("brand")})
 
 
 INTER = ["user_id", "item_id", "timestamp"]

@@ -222,17 +222,6 @@ def _check_data(config: dict[str, Any]) -> None:
             f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}"
         )
 
-    # The form of the files. RecBole also reads files in which each row is a finished example, with
-    # the user's history as a list of items. Such a column is named like the item column, with the
-    # suffix LIST_SUFFIX, and given by ``alias_of_item_id``. This package does not read it.
-    list_field = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
-    if list_field in (config["alias_of_item_id"] or ()):
-        raise UsageError(
-            f"alias_of_item_id: names {shown(list_field)}, and examples that were cut elsewhere "
-            "are not read: give the files an interaction a row (user, item and time), and the "
-            "split by eval_args, or a file of interactions for each part by benchmark_filename"
-        )
-
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
     """Raise a UsageError if attention heads cannot have equal parts of the hidden size.

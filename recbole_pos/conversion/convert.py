@@ -196,7 +196,6 @@ def _make_options(
         Name of an option -> value, as in the yaml file of a run.
     """
     options: dict[str, Any] = {
-        "field_separator": "\t",
         "seq_separator": separator,
         "USER_ID_FIELD": builder.fields["user"],
         "ITEM_ID_FIELD": builder.fields["item"],

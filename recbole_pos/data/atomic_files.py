@@ -25,7 +25,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.tables.columns import Column
 from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile, read_text
 from recbole_pos.tables.storage import Storage, read_limit
-from recbole_pos.tables.text import TextForm, find_form, iterate_lines
+from recbole_pos.tables.text import SEPARATOR, TextForm, find_form, iterate_lines
 from recbole_pos.values import Options, listed, shown
 
 _MISSING = frozenset(MISSING)
@@ -188,25 +188,15 @@ class AtomicFile:
 
 
 class TextTable(AtomicFile):
-    """Text of UTF-8 whose first line names the columns, with a cell of each in every line."""
+    """Text of UTF-8 whose first line names the columns; tabs separate the cells of a line."""
 
     def __init__(self, path: Path, config: Options) -> None:
         """Open a text file, and read the names and types of its columns from its first line.
 
-        Args:
-            path: the file.
-            config: configuration; the option ``field_separator`` is the character between cells.
-
         Raises:
-            UsageError: if the separator is not one character, or the first line is wrong.
+            UsageError: if the first line is wrong.
         """
         super().__init__(path, config)
-        self.separator = config["field_separator"]
-        if len(self.separator) != 1 or self.separator in '"\r\n\0':
-            raise UsageError(
-                f"field_separator: expected one character, such as a tab, found "
-                f"{shown(self.separator)}"
-            )
         # The number of the line that names the columns, from 1: data begin in the line after it.
         self.header_line = self._read_header()
 
@@ -237,7 +227,7 @@ class TextTable(AtomicFile):
                     f"line {number}",
                     f"cell {i} of the first line is {shown(cell[:80])}, but must name a column "
                     f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
-                    f"Cells are separated by {shown(self.separator)} (field_separator)",
+                    "Cells are separated by tabs; `recbole-pos convert` reads other separators",
                 )
             self._add_column(name, kind)
         return number
@@ -245,7 +235,7 @@ class TextTable(AtomicFile):
     @cached_property
     def _form(self) -> TextForm | None:
         """The form of the text; None if only Python can read it."""
-        return find_form(self.path, self.header_line, self.separator)
+        return find_form(self.path, self.header_line)
 
     @property
     def num_rows(self) -> int:
@@ -295,7 +285,7 @@ class TextTable(AtomicFile):
                 again at its first row.
         """
         first_row = 0
-        cells = read_text(self.path, len(self.kinds), self.separator, form, self.memory_limit)
+        cells = read_text(self.path, len(self.kinds), form, self.memory_limit)
         for columns in cells:
             # Of the columns that are read: names are numbered by Arrow, and those that stand for
             # none, such as NaN, dropped; numbers become float64; lists become arrays.
@@ -328,8 +318,8 @@ class TextTable(AtomicFile):
         first_row = num_rows = 0  # rows before this block, and in it
         columns: Block = {name: [] for name in kinds}
         for number, line in iterate_lines(self.path):
-            # A line of separators only is not blank: it is a row of empty cells.
-            is_blank = self.separator not in line and not line.strip()
+            # A line of tabs only is not blank: it is a row of empty cells.
+            is_blank = SEPARATOR not in line and not line.strip()
             if number <= self.header_line or is_blank:
                 continue
 
@@ -339,9 +329,8 @@ class TextTable(AtomicFile):
                 raise self._make_error(
                     f"line {number}",
                     f"cells of this line: {len(cells)}, expected {len(self.kinds)}, one for each "
-                    f"column of the first line ({listed(self.kinds)}), separated by "
-                    f"{shown(self.separator)}; a cell that holds the separator needs quotation "
-                    'marks ("...")',
+                    f"column of the first line ({listed(self.kinds)}), separated by tabs; a cell "
+                    'that holds a tab needs quotation marks ("...")',
                 )
             row, place = dict(zip(self.kinds, cells, strict=True)), f"line {number}"
             for name, column in columns.items():
@@ -355,11 +344,11 @@ class TextTable(AtomicFile):
         yield first_row, _make_block(columns, kinds)
 
     def _split_line(self, number: int, line: str) -> list[str]:
-        """Split a line into cells at the separator, but not within quotation marks.
+        """Split a line into cells at its tabs, but not within quotation marks.
 
         Args:
             number: number of the line, for the message.
-            line: its text. A cell in quotation marks may hold the separator.
+            line: its text. A cell in quotation marks may hold a tab.
 
         Returns:
             The text of each cell, without quotation marks.
@@ -368,10 +357,10 @@ class TextTable(AtomicFile):
             UsageError: if a quotation mark is not closed.
         """
         if '"' not in line:
-            return line.split(self.separator)
+            return line.split(SEPARATOR)
         csv.field_size_limit(sys.maxsize)  # the module refuses long cells unless it is told so
         try:
-            return next(csv.reader([line], delimiter=self.separator, strict=True))
+            return next(csv.reader([line], delimiter=SEPARATOR, strict=True))
         except csv.Error as error:
             raise self._make_error(
                 f"line {number}",

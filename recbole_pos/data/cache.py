@@ -35,12 +35,11 @@ _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, 
 _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
 # The options that preparing reads; a test checks that there are no others.
 READ = (
-    *("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD", "alias_of_user_id"),
-    *("alias_of_item_id", "benchmark_filename", "column_types"),
-    *("eval_args", "field_separator", "filter_inter_by_user_or_item", "item_inter_num_interval"),
+    *("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD", "benchmark_filename", "column_types"),
+    *("eval_args", "filter_inter_by_user_or_item", "item_inter_num_interval"),
     *("load_col", "normalize_all", "normalize_field", "numerical_features", "rm_copies"),
     *("rm_dup_inter", "seq_separator", "session_filter", "target_events"),
-    *("timestamp_unit", "train_fraction", "unload_col", "user_inter_num_interval"),
+    *("timestamp_unit", "train_fraction", "user_inter_num_interval"),
     "val_interval",
 )
 # Attributes of a dataset that are kept as they are.

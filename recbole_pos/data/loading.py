@@ -30,7 +30,6 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
     "normalize_field": ("float", "float_seq"),
     "val_interval": ("float",),
-    **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
 }
 
 
@@ -224,27 +223,24 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
         file: the file.
         table: inter, user or item.
         config: configuration. ``load_col`` names the columns of each table, and loads none of a
-            table that it does not name; if it is None, all are loaded. ``unload_col`` excludes
-            columns.
+            table that it does not name; if it is None, all are loaded.
 
     Returns:
         Name of each column -> its type: token, float, token_seq or float_seq.
 
     Raises:
-        UsageError: if there are no ids or times among them, or an option names a missing column.
+        UsageError: if there are no ids or times among them, or ``load_col`` names a missing column.
     """
     # "*" stands for all columns. Ids and times are checked first, as the message says more.
     load_col = "*" if config["load_col"] is None else config["load_col"].get(table, [])
-    unload_col = (config["unload_col"] or {}).get(table) or []
-    selected = set(file.kinds if load_col == "*" else load_col) - set(unload_col)
+    selected = set(file.kinds if load_col == "*" else load_col)
     kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
     _require_ids_and_times(file, table, kinds, config)
-    for option, names in (("load_col", load_col), ("unload_col", unload_col)):
-        for name in sorted(set(names) - {*file.kinds, "*"}):
-            raise UsageError(
-                f"{option}: {file.path} has no column {shown(name)}"
-                f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
-            )
+    for name in sorted(selected - set(file.kinds)):
+        raise UsageError(
+            f"load_col: {file.path} has no column {shown(name)}{suggest(name, file.kinds)}; it has "
+            f"{listed(file.kinds)}"
+        )
     return kinds
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,13 +93,13 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     storage, given_part = tables.storage, tables.part_by_row
     if given_part is not None:
         given_part = given_part[tables.inter.index]
-    numbers = convert_to_numbers(tables, config, known)
+    names, columns, missing = convert_to_numbers(tables, config, known)
+    kinds = dict(tables.kinds)
     del tables  # so that memory holds each column of interactions once while they are sorted
-    names, missing = numbers.names, numbers.missing
 
     # Sort by user and time; masks of missing values and given parts follow in the same order.
     log, order = sort_interactions(
-        numbers.columns["inter"],
+        columns["inter"],
         len(names[user_field]),
         user_field,
         item_field,
@@ -120,11 +120,11 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     part, is_target = storage.store(split.part), storage.store(split.is_target)
     return Dataset(
         config=config,
-        kinds=numbers.kinds,
+        kinds=kinds,
         field2id_token=names,
         field2token_id={field: NameIds(column) for field, column in names.items()},
-        user_feat=numbers.columns.get("user"),
-        item_feat=numbers.columns.get("item"),
+        user_feat=columns.get("user"),
+        item_feat=columns.get("item"),
         missing=missing,
         user_counts=log.lengths,
         split=replace(split, part=part, is_target=is_target),
@@ -135,25 +135,9 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
 # --- names become ids, and cells columns of numbers ---
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """The tables of a dataset as numbers.
-
-    Attributes:
-        names: field of tokens -> [ids] names by id, padding first.
-        columns: name of a table -> its columns by field: of interactions in the order of the file,
-            of users and items by id.
-        missing: field of type float -> which of its cells had no number, if there are any.
-        kinds: field -> token, float, token_seq or float_seq, for the fields of all columns.
-    """
-
-    names: dict[str, np.ndarray]
-    columns: dict[str, Columns]
-    missing: dict[str, np.ndarray]
-    kinds: dict[str, str]
-
-
-def convert_to_numbers(tables: Tables, config: Options, known: Vocabulary | None = None) -> Numbers:
+def convert_to_numbers(
+    tables: Tables, config: Options, known: Vocabulary | None
+) -> tuple[dict[str, np.ndarray], dict[str, Columns], dict[str, np.ndarray]]:
     """Convert the cells of all tables to numbers: names to ids, lists to padded arrays.
 
     Missing numbers are filled in and numbers are scaled as RecBole does it.
@@ -164,11 +148,14 @@ def convert_to_numbers(tables: Tables, config: Options, known: Vocabulary | None
         known: names of an earlier run, which keep their ids; None for a new run.
 
     Returns:
-        The columns of all tables as tensors, with the names by id.
+        names: field of tokens -> [ids] names by id, padding first.
+        columns: name of a table -> its columns by field: of interactions in the order of the file,
+            of users and items by id.
+        missing: field of type float -> which of its cells had no number, if there are any.
     """
-    # ``names``: field -> all its names, in the order of their ids. ``ids``: (table, field) -> the
-    # id in each row of the file, or an array of ids for each row of a field of lists.
-    names, ids = _number_all_names(tables, config, known)
+    # ``ids``: (table, field) -> the id in each row of the file, or an array of ids for each row of
+    # a field of lists.
+    names, ids = _number_all_names(tables, known)
     columns: dict[str, Columns] = {}
     missing: dict[str, np.ndarray] = {}
     for table_name, table in tables.by_name().items():
@@ -198,15 +185,7 @@ def convert_to_numbers(tables: Tables, config: Options, known: Vocabulary | None
                 lists = ids[table_name, field] if kind == "token_seq" else table[field]
                 converted[field] = _convert_lists(lists, rows, field, kind, config)
         columns[table_name] = converted
-
-    # Keep only what is about the fields of these tables.
-    loaded = {field for table_columns in columns.values() for field in table_columns}
-    return Numbers(
-        names={field: names_by_id for field, names_by_id in names.items() if field in loaded},
-        columns=columns,
-        missing=missing,
-        kinds={field: kind for field, kind in tables.kinds.items() if field in loaded},
-    )
+    return names, columns, missing
 
 
 def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> np.ndarray:
@@ -295,16 +274,15 @@ def _scale(numbers: np.ndarray) -> np.ndarray:
 
 
 def _number_all_names(
-    tables: Tables, config: Options, known: Vocabulary | None
+    tables: Tables, known: Vocabulary | None
 ) -> tuple[dict[str, np.ndarray], dict[tuple[str, str], Any]]:
     """Give ids to the names in all fields of the types token (a name) and token_seq (a list).
 
-    A field of users shares its ids with the fields that ``alias_of_user_id`` names, and with the
-    same field in other tables; likewise for items. Every other field has ids of its own.
+    Every field has ids of its own. A field that several tables have, such as that of items, has the
+    same ids in all of them.
 
     Args:
         tables: the tables, with names as categories or lists of names.
-        config: the configuration.
         known: names of an earlier run, which keep their ids; None for a new run.
 
     Returns:
@@ -312,38 +290,27 @@ def _number_all_names(
         ids: (table, field) -> ids of its cells, [rows] int64, or for a field of lists an array for
             each row.
     """
-    # Fields that share ids are a group. The groups are such as [[user_id, friend_ids], [item_id],
-    # [genre]]: first that of users, then that of items, then each other field of names.
-    groups = [
-        [config["USER_ID_FIELD"], *(config["alias_of_user_id"] or ())],
-        [config["ITEM_ID_FIELD"], *(config["alias_of_item_id"] or ())],
-    ]
-    grouped = {field for group in groups for field in group}
-    token_fields = (field for field, kind in tables.kinds.items() if kind.startswith("token"))
-    groups += [[field] for field in token_fields if field not in grouped]
-
-    # Number the names of each group: 1 for the first name that appears, 2 for the next.
     names: dict[str, np.ndarray] = {}
     ids: dict[tuple[str, str], Any] = {}
-    for group in groups:
+    for field in (field for field, kind in tables.kinds.items() if kind.startswith("token")):
         # Names of an earlier run get the ids that they had: the first one is padding, with id 0.
         id_by_name: dict[str, int] = {}
-        if known is not None and group[0] in known.tokens:
-            known_names = known.tokens[group[0]].tolist()[1:]
+        if known is not None and field in known.tokens:
+            known_names = known.tokens[field].tolist()[1:]
             id_by_name = {name: number for number, name in enumerate(known_names, 1)}
 
-        # These functions return the ids of a column, and add new names to ``id_by_name``.
-        for field in group:
-            for table_name, table in tables.by_name().items():
-                if field not in table:
-                    continue
-                if tables.kinds[field] == "token_seq":
-                    column_ids: Any = _number_lists(table[field], id_by_name)
-                else:
-                    column_ids = _number_names(table[field], id_by_name, tables.storage)
-                ids[table_name, field] = column_ids
-        # ``id_by_name`` now has all names of the group, in the order of their ids.
-        names |= dict.fromkeys(group, np.array(["[PAD]", *id_by_name]))
+        # Number the names: 1 for the first that appears, 2 for the next. These functions return the
+        # ids of a column, and add new names to ``id_by_name``.
+        for table_name, table in tables.by_name().items():
+            if field not in table:
+                continue
+            if tables.kinds[field] == "token_seq":
+                column_ids: Any = _number_lists(table[field], id_by_name)
+            else:
+                column_ids = _number_names(table[field], id_by_name, tables.storage)
+            ids[table_name, field] = column_ids
+        # ``id_by_name`` now has all names of the field, in the order of their ids.
+        names[field] = np.array(["[PAD]", *id_by_name])
     return names, ids
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from recbole_pos.tables.text import TextForm
+from recbole_pos.tables.text import SEPARATOR, TextForm
 
 _BLOCK_ROWS = 1 << 18  # rows that are handed on at a time, at least
 # What reading a file by DuckDB may raise.
@@ -40,9 +40,9 @@ def connect(memory_limit: int) -> Any:
 
 
 def read_text(
-    path: Path, num_columns: int, separator: str, form: TextForm, memory_limit: int
+    path: Path, num_columns: int, form: TextForm, memory_limit: int
 ) -> Iterator[list[pa.Array]]:
-    """Yield the rows of a file of separated cells, many rows at a time.
+    """Yield the rows of a text file, whose cells are separated by tabs, many rows at a time.
 
     After the last row, their number is compared with the number of lines, which has been counted
     before. This shows that DuckDB has read every line as one row.
@@ -50,10 +50,9 @@ def read_text(
     Args:
         path: file of UTF-8.
         num_columns: number of cells of every row.
-        separator: character between cells.
         form: what :func:`~recbole_pos.tables.text.find_form` has counted in the file: lines to skip
             (``num_skipped``), lines after these (``num_lines``), how many of them are empty
-            (``num_blank``) or end with a separator (``num_open``); and whether the file has
+            (``num_blank``) or end with a tab (``num_open``); and whether the file has
             quotation marks (``has_quotes``).
         memory_limit: bytes that DuckDB may use.
 
@@ -78,13 +77,14 @@ def read_text(
     parameters = {
         "path": glob.escape(str(path)),
         "skipped": form.num_skipped,
-        "separator": separator,
+        "separator": SEPARATOR,
         "quote": quote,
     }
 
-    # Count all rows, and the rows whose last cell is empty, as a line that ends with a separator
-    # has it. If a line has an empty cell too many, as "a,b," in two columns, DuckDB drops it, and
-    # the last cell is b. Then fewer rows are counted here than lines with a separator at the end.
+    # Count all rows, and the rows whose last cell is empty, as a line that ends with a tab
+    # has it. If a line has an empty cell too many, as the cells a, b and an empty one in two
+    # columns, DuckDB drops it, and the last cell is b. Then fewer rows are counted here than lines
+    # with a tab at the end.
     num_rows = num_open = 0
     # a variable of its own keeps the connection open: DuckDB 1 closes it when nothing refers to it
     connection = connect(memory_limit)

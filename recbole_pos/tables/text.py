@@ -11,6 +11,7 @@ import numpy as np
 
 from recbole_pos.errors import UsageError
 
+SEPARATOR = "\t"  # between the cells of a line of an atomic file
 _BLOCK_BYTES = 1 << 22
 
 
@@ -22,7 +23,7 @@ class TextForm:
         num_skipped: lines up to the one that names the columns, itself included.
         num_lines: lines after these, of which some may be empty.
         num_blank: lines after these that are empty.
-        num_open: lines whose last character is the separator, so that their last cell is empty.
+        num_open: lines whose last character is a tab, so that their last cell is empty.
         has_quotes: whether there is a quotation mark anywhere.
     """
 
@@ -33,7 +34,7 @@ class TextForm:
     has_quotes: bool
 
 
-def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
+def find_form(path: Path, num_skipped: int) -> TextForm | None:
     """Count the lines of a text file, to check later that DuckDB has read each of them as a row.
 
     DuckDB leaves out empty lines, and drops an empty cell too many at the end of a line: so these
@@ -43,17 +44,14 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         path: the file.
         num_skipped: number of lines of the header, which is not counted: empty lines, then the one
             that names the columns.
-        separator: character between cells.
 
     Returns:
-        The counts; None if another reader is needed, since the file has NUL bytes, some of its
-        lines but not all end in \\r\\n, or the separator has more than one byte in UTF-8.
+        The counts; None if another reader is needed, since the file has NUL bytes, or some of its
+        lines but not all end in \\r\\n.
     """
-    if not separator.isascii():
-        return None
     has_quotes = False
     num_ends = num_returns = 0  # how many lines have an end, and for how many it is \r\n
-    totals = np.zeros(3, np.int64)  # all lines, empty ones, and those that end with the separator
+    totals = np.zeros(3, np.int64)  # all lines, empty ones, and those that end with a tab
     for block in _iterate_blocks(path):  # each has whole lines
         text = block.replace(b"\r\n", b"\n")
         if b"\0" in text or b"\r" in text:
@@ -61,7 +59,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         has_quotes |= b'"' in text
         num_ends += text.count(b"\n")
         num_returns += len(block) - len(text)
-        totals += _count_lines(text, separator)
+        totals += _count_lines(text)
     if num_returns not in (0, num_ends):
         return None
 
@@ -71,20 +69,17 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     return TextForm(num_skipped, num_lines, num_blank, num_open, has_quotes)
 
 
-def _count_lines(text: bytes, separator: str) -> tuple[int, int, int]:
-    """Count all lines of a text, those that are empty, and those that end with the separator.
-
-    For example, "a,b", "", "c," are 3 lines, of which one is empty and one ends with a comma.
+def _count_lines(text: bytes) -> tuple[int, int, int]:
+    """Count all lines of a text, those that are empty, and those that end with a tab.
 
     Args:
         text: whole lines that end in \\n; the last one may have no end.
-        separator: character between cells.
     """
     text = text if text.endswith(b"\n") else text + b"\n"
     # a line is empty if its end follows another end, or begins the text
     is_end = np.frombuffer(text, np.uint8) == ord("\n")
     num_blank = int(is_end[0]) + np.count_nonzero(is_end[1:] & is_end[:-1])
-    return text.count(b"\n"), num_blank, text.count(separator.encode() + b"\n")
+    return text.count(b"\n"), num_blank, text.count(SEPARATOR.encode() + b"\n")
 
 
 def _iterate_blocks(path: Path) -> Iterator[bytes]:
