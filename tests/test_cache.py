@@ -160,17 +160,6 @@ def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> 
     assert len(list(begun.parent.iterdir())) == cache.MAX_CACHES == len(kept())
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_kept(folder: Path, monkeypatch) -> None:
-    def read_blocks(self: TextTable, kinds: Any) -> Any:
-        yield from TEXT(self, kinds)
-        with open(folder / "shop" / "shop.user", "a") as file:
-            file.write("\n")
-
-    monkeypatch.setattr(TextTable, "read_blocks", read_blocks)
-    prepared(folder)
-    assert not kept()
-
-
 def test_without_a_place_for_a_cache_a_dataset_is_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "home").touch()  # no folder can be made in it
     assert len(prepared(folder).log)

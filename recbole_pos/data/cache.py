@@ -47,99 +47,81 @@ _KEPT_ATTRIBUTES = ("kinds", "identity", "user_counts", "missing")
 _COLUMN = "(column of the array)"  # key of a mapping in json that stands for an array
 
 
-class Cache:
-    """The prepared data of one dataset under one set of options.
+def find_cache(config: Options, files: Iterable[Path]) -> Path | None:
+    """Return the path of the cache of a dataset, which need not exist; None if it must have none.
 
-    Attributes:
-        files: the atomic files.
-        states: of each file, its path, inode, size and times before it was read.
-        path: the file of the cache, which need not exist.
+    It must have none if the option ``cache`` is off; if the files are small (below ``MIN_BYTES``),
+    so that reading them takes less than a second; if one was changed in the last two seconds
+    (``_SETTLED``), since a further change might not show in its times; or if the user has no home
+    folder.
+
+    The name of the cache is a digest (a short hash) of all that its content depends on. If a file,
+    an option of the data or a version changes, so does the path, so that no outdated cache is
+    found.
+
+    Args:
+        config: configuration of the dataset.
+        files: the atomic files, some of which may not exist.
     """
+    existing = [file for file in files if file.is_file()]
+    stats = [file.stat() for file in existing]
+    if config["cache"] is not True or sum(stat.st_size for stat in stats) < MIN_BYTES:
+        return None
+    last_change = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
+    if time.time_ns() - last_change < _SETTLED:
+        return None
 
-    def __init__(self, config: Options, files: list[Path]) -> None:
-        """Compute the path of the cache, whose name is a digest of all that its content depends on.
+    # The path, inode, size and times of a file, one of which changes if a byte does. READ names the
+    # options that preparing the data reads. FORMAT is a number that is raised whenever the same
+    # files and options are prepared in another way, also between two versions of the package.
+    paths = [os.path.abspath(file) for file in existing]
+    states = [
+        (path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        for path, stat in zip(paths, stats, strict=True)
+    ]
+    versions = {"format": FORMAT, "recbole_pos": __version__, "recbole": recbole.__version__}
+    options = {name: config[name] for name in READ}
+    content = json.dumps([versions, options, states], sort_keys=True, default=str)
 
-        A digest is a short hash. If a file, an option of the data or a version changes, so does the
-        path, so that no outdated cache is found.
+    # A folder for each dataset, named after it and the digest of where it is.
+    folder_name = f"{config['dataset']}-{_digest(os.path.dirname(paths[0]))}"
+    try:
+        return find_cache_folder() / folder_name / f"{_digest(content)}.arrow"
+    except RuntimeError:  # no home folder
+        return None
 
-        Args:
-            config: configuration of the dataset.
-            files: the atomic files, which must exist.
-        """
-        # The state of a file is its path, inode, size and times. READ names the options that
-        # preparing the data reads. FORMAT is a number that is raised whenever the same files and
-        # options are prepared in another way, also between two versions of the package.
-        self.files = files
-        self.states = _read_states(files)
-        versions = {"format": FORMAT, "recbole_pos": __version__, "recbole": recbole.__version__}
-        options = {name: config[name] for name in READ}
-        content = json.dumps([versions, options, self.states], sort_keys=True, default=str)
 
-        # A folder for each dataset, named after it and the digest of where it is.
-        folder_name = f"{config['dataset']}-{_digest(os.path.abspath(files[0].parent))}"
-        self.path = find_cache_folder() / folder_name / f"{_digest(content)}.arrow"
+def load_cache(path: Path, config: Options) -> Dataset | None:
+    """Return the dataset from a cache; None if there is none, or it is damaged.
 
-    @classmethod
-    def open(cls, config: Options, files: Iterable[Path]) -> Cache | None:
-        """Return the cache of a dataset, or None if it must not or cannot have one.
+    Args:
+        path: the file of the cache.
+        config: configuration of the run, which the dataset gets.
+    """
+    try:
+        os.utime(path)  # marks it as used now: those used longest ago are removed first
+        return restore(_read_arrays(path), config)
+    # Any error: a damaged file may fail in any way, and the data can be read without it.
+    except Exception:
+        return None
 
-        That is so if the option ``cache`` is off; if the files are small (below ``MIN_BYTES``), so
-        that reading them takes less than a second; if one was changed in the last two seconds
-        (``_SETTLED``), since a further change might not show in its times; or if the user has no
-        home folder.
 
-        Args:
-            config: configuration of the dataset.
-            files: the atomic files, some of which may not exist.
-        """
-        existing = [file for file in files if file.is_file()]
-        stats = [file.stat() for file in existing]
-        num_bytes = sum(stat.st_size for stat in stats)
-        if config["cache"] is not True or num_bytes < MIN_BYTES:
-            return None
-        last_change = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
-        if time.time_ns() - last_change < _SETTLED:
-            return None
-        try:
-            return cls(config, existing)
-        except RuntimeError:  # no home folder
-            return None
+def save_cache(path: Path, dataset: Dataset) -> None:
+    """Write a dataset to a cache. A failure is logged only, since a cache is not needed."""
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_arrays(path, capture(dataset))
 
-    def load(self, config: Options) -> Dataset | None:
-        """Return the dataset from the cache.
-
-        Args:
-            config: configuration of the run, which the dataset gets.
-
-        Returns:
-            The dataset; None if there is no cache, or a damaged one, which is then written anew.
-        """
-        try:
-            os.utime(self.path)  # marks it as used now: those used longest ago are removed first
-            return restore(_read_arrays(self.path), config)
-        # Any error: a damaged file may fail in any way, and the data can be read without it.
-        except Exception:
-            return None
-
-    def save(self, dataset: Dataset) -> None:
-        """Write a dataset to the cache. A failure is logged only, since a cache is not needed."""
-        folder = self.path.parent
-        try:
-            # If a file has changed since its state was noted, the data may be of either state.
-            if _read_states(self.files) != self.states:
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_arrays(self.path, capture(dataset))
-
-            # Remove all caches but the ``MAX_CACHES`` used last. Remove temporary files, too, if
-            # they are older than an hour (``_ABANDONED``): their writer must have been killed.
-            last_used = sorted(folder.glob("*.arrow"), key=os.path.getmtime, reverse=True)
-            for file in (*last_used[MAX_CACHES:], *folder.glob(".*.tmp")):
-                if file.suffix == ".arrow" or time.time() - os.path.getmtime(file) > _ABANDONED:
-                    file.unlink(missing_ok=True)
-        except (OSError, PosError) as error:
-            message = "prepared data of %s are not kept for the next start: %s"
-            logging.getLogger().info(message, self.files[0].parent, error)
+        # Remove all caches but the ``MAX_CACHES`` used last. Remove temporary files, too, if they
+        # are older than an hour (``_ABANDONED``): their writer must have been killed.
+        last_used = sorted(folder.glob("*.arrow"), key=os.path.getmtime, reverse=True)
+        for file in (*last_used[MAX_CACHES:], *folder.glob(".*.tmp")):
+            if file.suffix == ".arrow" or time.time() - os.path.getmtime(file) > _ABANDONED:
+                file.unlink(missing_ok=True)
+    except (OSError, PosError) as error:
+        message = "prepared data of %s are not kept for the next start: %s"
+        logging.getLogger().info(message, dataset.dataset_name, error)
 
 
 def find_cache_folder() -> Path:
@@ -290,9 +272,3 @@ def _read_arrays(path: Path) -> Any:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _read_states(files: Iterable[Path]) -> list[tuple[str, int, int, int, int]]:
-    """Return path, inode, size and times of files, one of which changes if a byte does."""
-    stats = [(os.path.abspath(file), file.stat()) for file in files]
-    return [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats]

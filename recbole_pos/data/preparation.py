@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.data.atomic_files import LARGEST
-from recbole_pos.data.cache import Cache
+from recbole_pos.data.cache import find_cache, load_cache, save_cache
 from recbole_pos.data.dataset import Columns, Dataset, NameIds
 from recbole_pos.data.filters import filter_by_counts, filter_rows, require_rows
 from recbole_pos.data.identity import Vocabulary, divide_interactions, keep_known_rows
@@ -46,15 +46,15 @@ def read_dataset(
     Returns:
         The finished dataset, as numbers.
     """
-    # ``open`` returns None for a dataset that must have no cache, such as a small one, and ``load``
-    # returns None if the dataset is not in its cache yet.
-    cache = Cache.open(config, list_files(config)) if known is None else None
-    cached = cache.load(config) if cache else None
+    # ``find_cache`` returns None for a dataset that must have no cache, such as a small one, and
+    # ``load_cache`` returns None if the dataset is not in its cache yet.
+    cache = find_cache(config, list_files(config)) if known is None else None
+    cached = load_cache(cache, config) if cache else None
     if cached is not None:
         return cached
     dataset = _prepare(config, known, holds_out_later)
     if cache:
-        cache.save(dataset)
+        save_cache(cache, dataset)
     return dataset
 
 
