@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import scipy.linalg
 import torch
@@ -64,48 +62,42 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
     """Rows of names that are wanted, zeros for those of no file and for padding."""
     values, given = vectors(), np.array(["[PAD]", "i7", "nobody", "i0"], dtype=object)
     want = np.stack([np.zeros(SIZE), values[7], np.zeros(SIZE), values[0]])
-    columns = {
-        "lists": pa.array(list(values), pa.list_(pa.float32())),
-        "large": pa.array([*values[:-1].tolist(), None], pa.large_list(pa.float64())),
-        "fixed": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), SIZE),
-    }
-    for name, column in columns.items():
-        pq.write_table(pa.table({"item_id": NAMES, "vector": column}), tmp_path / f"{name}.parquet")
-    frame = pd.DataFrame({"x": NAMES, "v": list(values)})
+    lists = pd.DataFrame({"x": NAMES, "v": [*values[:-1].tolist(), None]})
     sources = [
-        *(str(tmp_path / f"{name}.parquet") for name in columns),
+        to_file(lists),
         write_npy(tmp_path, [*NAMES[:-1], "[PAD]"], values.astype("f8")),
-        *map(to_file, (pd.DataFrame(values, NAMES), (NAMES, values), frame)),
+        *map(to_file, (pd.DataFrame(values, NAMES), (NAMES, values))),
         to_file((NAMES, torch.nn.Parameter(torch.from_numpy(values)))),
     ]
     for source in sources:
-        found, (notice,) = read_vectors(source, given, "item_id")
+        found, (notice,) = read_vectors(source, given)
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, want.astype("f4"))
         assert "2 of 3 items; 1 have none" in notice
-    names, new = read_new_vectors(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
-    assert list(names) == NAMES[-2:] and not new[1].any()
-    np.testing.assert_allclose(new[0], values[-2])
+    names, new = read_new_vectors(sources[2], dict.fromkeys(NAMES[:-2]))
+    assert list(names) == NAMES[-2:]
+    np.testing.assert_allclose(new, values[-2:])
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    """By the option, and where a row is wrong by its number."""
-    columns = {
-        "ragged": (["i0", "i1"], [[1.0, 2.0], [3.0]]),
-        "twice": (["i0", "i0"], [[1.0], [3.0]]),
-        "no item": (["x", "y"], [[1.0], [3.0]]),
-    }
-    for name, (items, values) in columns.items():
-        pq.write_table(pa.table({"item_id": items, "v": values}), tmp_path / f"{name}.parquet")
     nan = vectors()
     nan[3, 2] = np.nan
-    files = [write_npy(tmp_path, NAMES, x, f"n{len(x)}") for x in (nan, vectors()[:-1])]
     np.save(tmp_path / "alone.npy", vectors())
-    files += [str(tmp_path / f"{name}.parquet") for name in (*columns, "absent")]
-    for file in [*files, str(tmp_path / "alone.npy"), str(tmp_path / "v.csv")]:
-        row = ".*row 2" if file.endswith("ragged.parquet") else ""
-        with pytest.raises(UsageError, match=f"^item_vectors: {row}"):
-            read_vectors(file, np.array(["[PAD]", *NAMES]), "item_id")
+    (tmp_path / "v.csv").write_text("i0,1.0\n")
+    files = [
+        write_npy(tmp_path, NAMES, nan, "nan"),
+        write_npy(tmp_path, NAMES, vectors()[:-1], "short"),
+        write_npy(tmp_path, ["i0", "i0"], [[1.0], [3.0]], "twice"),
+        write_npy(tmp_path, ["x", "y"], [[1.0], [3.0]], "no item"),
+        *(str(tmp_path / name) for name in ("alone.npy", "absent.npy", "v.csv")),
+    ]
+    for file in files:
+        with pytest.raises(UsageError, match="^item_vectors: "):
+            read_vectors(file, np.array(["[PAD]", *NAMES]))
+    ragged = pd.DataFrame({"item_id": ["i0", "i1"], "v": [[1.0, 2.0], [3.0]]})
+    for wrong in (ragged, ragged.assign(w=ragged["v"]), (["i0"], vectors()), (["i0"],)):
+        with pytest.raises(UsageError, match="^item_vectors: .*expected a"):
+            to_file(wrong)
 
 
 def test_a_large_file_is_mapped(tmp_path: Path) -> None:
@@ -116,7 +108,7 @@ def test_a_large_file_is_mapped(tmp_path: Path) -> None:
     del values
     file.with_suffix(".txt").write_text("".join(f"{i}\n" for i in range(rows)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, _ = read_vectors(str(file), np.array(["[PAD]", str(rows - 1)]), "item_id")
+    found, _ = read_vectors(str(file), np.array(["[PAD]", str(rows - 1)]))
     assert found.shape == (2, 4096) and (found[1] == 2).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
 

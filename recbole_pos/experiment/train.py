@@ -204,7 +204,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     source = getattr(experiment.model, "content_source", None)
     if source is not None:
         names = dataset.field2id_token[dataset.iid_field]
-        keep_vectors(source, names, dataset.iid_field, folder.path)
+        keep_vectors(source, names, folder.path)
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:

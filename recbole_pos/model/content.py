@@ -377,6 +377,6 @@ def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:
         [n, c] a vector for each id, zeros for an item without one.
     """
     item_tokens = dataset.field2id_token[dataset.iid_field]
-    values, notices = read_vectors(config["item_vectors"], item_tokens, dataset.iid_field)
+    values, notices = read_vectors(config["item_vectors"], item_tokens)
     model.notices += notices
     return values

@@ -206,7 +206,7 @@ class Recommender(FittedModel):
 
         # New items get the ids behind the known ones. All that depends on the number of items is
         # made again: among it cached properties, which are computed again when they are read.
-        names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
+        names, vectors = read_new_vectors(to_file(item_vectors), self.ids)
         model.add_items(vectors)  # refuses vectors that do not fit before it changes anything
         self.items = np.append(self.items, names)
         self.ids = {name: i for i, name in enumerate(self.items, start=1)}

@@ -346,7 +346,7 @@ def _check_configurations(plan: Plan) -> set[str]:
         split_files = config["benchmark_filename"]  # RecBole's name of a split made beforehand
         require_dataset(plan.dataset, Path(config["data_path"]), split_files)
         if config["item_vectors"]:
-            open_vectors(config["item_vectors"], config["ITEM_ID_FIELD"])
+            open_vectors(config["item_vectors"])
     return {config["model"] for config in configs.values()}
 
 
