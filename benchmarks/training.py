@@ -70,7 +70,7 @@ def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
     step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))
     keeping = trainer.keep_item_gradient()
     with trainer.precision.rounded_products(), keeping as trainer.kept_gradient:
-        for batch in loader.iterate_batches(trainer.device, trainer.config["data_on_device"]):
+        for batch in loader.iterate_batches(trainer.device):
             step(batch)
             yield batch
 

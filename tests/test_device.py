@@ -218,7 +218,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
         made = there(model, tiny, **options)
         loader = made.trainer.training_loader(made.loaders["train"])
         near = list(loader)
-        far = iter(loader.iterate_batches(ELSEWHERE, "auto"))
+        far = iter(loader.iterate_batches(ELSEWHERE))
         got = [next(far)]
         with no_reads():
             got += far

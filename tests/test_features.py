@@ -19,12 +19,10 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.attributes import read_features
-from recbole_pos.data.recbole_view import make_views
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import map_tensors
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.build import Experiment, prepare
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
@@ -60,20 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(folder: Path, **more: Any) -> dict[str, Any]:
     base = {"data_path": str(folder), "load_col": LOAD, "filter_inter_by_user_or_item": False}
     return {**SIZES, **base, **FEATURES, **more}
-
-
-def test_a_field_of_zeros_has_values(tmp_path: Path) -> None:
-    """No number of it is missing; a field without any is refused."""
-    made, loaded = shop.tables(), {**shop.LOAD, "inter": [*shop.LOAD["inter"], "discount"]}
-    given = {"load_col": loaded, "event_features": ["discount"], "data_path": str(tmp_path)}
-    made["inter"]["discount:float"] = 0
-    shop.write(tmp_path, made)
-    dataset = read_dataset(PosConfig("PosSASRec", "shop", None, given))
-    assert not read_features(dataset, "event_features")["discount"].any()
-    made["inter"]["discount:float"] = ""
-    shop.write(tmp_path, made)
-    with pytest.raises(UsageError, match="event_features: field 'discount' has no value"):
-        make_views(read_dataset(PosConfig("PosSASRec", "shop", None, given)))
 
 
 def test_numerical_features_change_nothing_here(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def test_q_is_the_share_of_each_item_among_the_targets_of_an_epoch(
     monkeypatch.setattr(SampledLoss, "__call__", keep_targets)
     loader = made.loaders["train"]
     compute_loss = made.trainer.adapter.choose_loss(loader.packed)
-    for batch in loader.iterate_batches(torch.device("cpu"), "never"):
+    for batch in loader.iterate_batches(torch.device("cpu")):
         compute_loss(batch)
     counts = torch.cat(targets).bincount(minlength=made.dataset.item_num).double()
     q = counts / counts.sum()

@@ -250,14 +250,11 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
     assert found.features.users["age"].tolist() == log.users[windows.start[batch]].tolist()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "free", "there"),
-    [("auto", 10**9, True), ("auto", 200, False), ("never", 10**9, False)],
-)
-def test_a_log_fits_on_device_a_gpu_that_has_room(monkeypatch, wanted, free, there) -> None:
+@pytest.mark.parametrize(("free", "there"), [(10**9, True), (200, False)])
+def test_a_log_fits_on_device_a_gpu_that_has_room(monkeypatch, free, there) -> None:
     """On one with twice the bytes of items, times and windows."""
     log, windows = example([6], 5, 9)
     num_bytes = 6 * (8 + 8) + 3 * 8 * len(windows.start)
     assert 100 < num_bytes < 200 < 2 * num_bytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
-    assert fits_on_device(torch.device("cuda"), wanted, log, windows, Features()) == there
+    assert fits_on_device(torch.device("cuda"), log, windows, Features()) == there

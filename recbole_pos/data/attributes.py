@@ -35,34 +35,6 @@ def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ..
     )
 
 
-def is_strict(config: Options) -> bool:
-    """Return whether options without effect are refused; not when an existing run is loaded."""
-    return bool(getattr(config, "strict", True))
-
-
-def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
-    """Refuse a loaded field in which all cells are missing, since a model learns nothing from it.
-
-    An existing run, which is only loaded (``is_strict`` is false then), may have such a field.
-
-    Args:
-        field: the field.
-        dataset: the dataset.
-        prefix: beginning of the message, such as ``item_features: ``.
-    """
-    table = map_fields_to_tables(dataset)[field]
-    column = dataset.tables[table][field]
-    if field in dataset.missing:  # a field of numbers, some of which are missing
-        is_empty = bool(dataset.missing[field].all())
-    else:  # numbers of which none is missing; or tokens, where 0 stands for none
-        is_empty = not column.is_floating_point() and bool(column.eq(0).all())
-    if is_empty and is_strict(dataset.config):
-        raise UsageError(
-            f"{prefix}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it "
-            "in or leave it out"
-        )
-
-
 def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
     """Refuse fields in ``selected_features`` that RecBole's models cannot embed.
 
@@ -156,9 +128,8 @@ def read_history_features(dataset: Dataset) -> Features:
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
     """Raise an error if a model could not embed a field as an attribute of the rows of a table.
 
-    Refused is a field that is not loaded, is an id or the time, is of another table, holds vectors
-    (type float_seq), or has no value. The last two are accepted where an existing run is only
-    loaded, not trained (``is_strict`` is false then).
+    Refused is a field that is not loaded, is an id or the time, is of another table, or holds
+    vectors (type float_seq).
 
     Args:
         dataset: the dataset.
@@ -178,11 +149,10 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
         # to their tables, as item_features to item.
         option_by_table = {read: name for name, read in SIDE_FEATURES.items()}
         problem = f"is a field of {dataset.dataset_name}.{actual}; see {option_by_table[actual]}"
-    elif dataset.kinds[field] == "float_seq" and is_strict(dataset.config):
+    elif dataset.kinds[field] == "float_seq":
         problem = "holds vectors; give each number a column of type float, or leave it out"
     if problem is not None:
         raise UsageError(f"{option}: expected attributes in .{table}, but {shown(field)} {problem}")
-    require_values(field, dataset, f"{option}: ")  # an error if all its cells are missing
 
 
 def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
@@ -196,7 +166,7 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
         [items, s] int64 ids of tokens by id of the item, 0 for none; s is 1 for a token field.
 
     Raises:
-        UsageError: if the field is not loaded, of another type or table, or without any value.
+        UsageError: if the field is not loaded, or of another type or table.
     """
     _require_field(dataset, "an attribute of items", field, "item")
     if not dataset.kinds[field].startswith("token"):

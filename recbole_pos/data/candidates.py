@@ -1,7 +1,7 @@
 """Which items are ranked for a target: all, or those that its user has not had yet.
 
-In: the options ``mask_history`` and ``repeated_targets``, and targets. Out: the items that are not
-ranked, and what reports say about the candidates.
+In: the option ``mask_history``, and targets. Out: the items that are not ranked, and what reports
+say about the candidates.
 """
 
 from __future__ import annotations
@@ -28,37 +28,26 @@ def masks_history(config: Options) -> bool:
     return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
 
 
-def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
+def describe_candidates(excludes_seen: bool) -> str:
     """Return which items are ranked for a target, in words that reports show.
 
-    ALL_ITEMS is "all items", and WITHOUT_SEEN "items not in the user's past".
-
     Args:
-        excludes_seen: whether items of the user's past are not ranked.
-        repeated_targets: what happens to a target that is itself in the user's past. With ``miss``
-            it is not ranked, and so counts as missed; with any other value it is ranked.
+        excludes_seen: whether items of the user's past are not ranked. A target that is itself in
+            the user's past is not ranked then, either, and so counts as missed.
     """
-    if not excludes_seen:
-        return ALL_ITEMS
-    if repeated_targets == "miss":
-        return WITHOUT_SEEN
-    return f"{WITHOUT_SEEN}, and the target"
+    return WITHOUT_SEEN if excludes_seen else ALL_ITEMS
 
 
-def find_excluded_items(
-    log: EventLog, target_event: Tensor, target_items: Tensor, repeated_targets: str
-) -> tuple[Tensor, Tensor]:
+def find_excluded_items(log: EventLog, target_event: Tensor) -> tuple[Tensor, Tensor]:
     """Return the seen items that are not ranked, as pairs of an example and an item.
 
     An example is a target, an interaction that is to be predicted, with the user's history before
-    it. If example 0 has the history [7, 9], its pairs are (0, 7) and (0, 9).
+    it. If example 0 has the history [7, 9], its pairs are (0, 7) and (0, 9). The item of the target
+    is among them if the user has had it before.
 
     Args:
         log: the interactions, sorted by user and time.
         target_event: [b] row in the log of the target of each example.
-        target_items: [b] item of the target of each example.
-        repeated_targets: ``miss`` also excludes a target that is itself in the history; any other
-            value does not.
 
     Returns:
         examples: [n] int64 numbers of examples, from 0.
@@ -71,11 +60,7 @@ def find_excluded_items(
     lengths = target - start
     items = log.items[torch.from_numpy(gather_index(start, lengths))]
     # The number of each example, once for each row of its history: lengths [2, 1] give [0, 0, 1].
-    examples = torch.repeat_interleave(torch.from_numpy(lengths))
-    if repeated_targets == "miss":
-        return examples, items
-    is_other = items != target_items[examples]
-    return examples[is_other], items[is_other]
+    return torch.repeat_interleave(torch.from_numpy(lengths)), items
 
 
 def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
@@ -86,9 +71,8 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     Args:
         summary: counts of a split; read are the numbers of test targets, in all
             (``targets``) and of seen items (``repeated_targets``).
-        candidates: which items are ranked, as a text from :func:`describe_candidates`: one of "all
-            items" (ALL_ITEMS), "items not in the user's past" (WITHOUT_SEEN) and "items not in the
-            user's past, and the target".
+        candidates: which items are ranked, as a text from :func:`describe_candidates`: "all items"
+            (ALL_ITEMS) or "items not in the user's past" (WITHOUT_SEEN).
 
     Returns:
         One warning, or none.
@@ -97,13 +81,8 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
         return []
-
-    if candidates == WITHOUT_SEEN:
-        effect = "which are excluded, so that no model can hit them"
-    else:  # of the seen items only the target is ranked
-        effect = "which makes them easy to hit: no other seen item is ranked"
     return [
         f"mask_history: {num_repeated:,} of {num_targets:,} test targets "
-        f"({num_repeated / num_targets:.0%}) are items that their user has had before, {effect}; "
-        "with mask_history: False all items are ranked"
+        f"({num_repeated / num_targets:.0%}) are items that their user has had before, which are "
+        "excluded, so that no model can hit them; with mask_history: False all items are ranked"
     ]

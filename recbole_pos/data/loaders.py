@@ -245,7 +245,7 @@ class WindowLoader:
             self.shard.count_targets(self.windows.num_targets[batch])
             yield self._gatherer.gather(own_batch, indices)
 
-    def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
+    def iterate_batches(self, device: torch.device) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
         If all training data fit there, they are copied once, and batches are made on the device;
@@ -253,7 +253,6 @@ class WindowLoader:
 
         Args:
             device: device of the model.
-            data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
         # ``_gatherer`` has a copy of the training data on a device, and makes the batches there.
         # The constructor has set one for the CPU. Replace it by one for the device of the model, if
@@ -261,7 +260,7 @@ class WindowLoader:
         # batch: that must run on the host.
         prepare = self.requirements.prepare
         if self._gatherer.device != device and prepare is None:
-            if fits_on_device(device, data_on_device, self.log, self.windows, self.features):
+            if fits_on_device(device, self.log, self.windows, self.features):
                 self._gatherer = self._make_gatherer(device)
         batches = iter(self)
         if self._gatherer.device == device:
@@ -332,7 +331,7 @@ class RowLoader(TrainDataLoader):
         """Number of targets in one epoch."""
         return self.sample_size
 
-    def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[Interaction]:
+    def iterate_batches(self, device: torch.device) -> Iterator[Interaction]:
         """Yield the batches of an epoch on the device of the model; rows are made on the host.
 
         For a GPU, a model's own ``pack`` turns RecBole's rows into its batch before the copy, since
@@ -340,7 +339,6 @@ class RowLoader(TrainDataLoader):
 
         Args:
             device: device of the model.
-            data_on_device: not read: rows are always made on the host.
         """
         pack = self.requirements.pack
         for batch in self:

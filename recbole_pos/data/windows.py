@@ -399,7 +399,7 @@ def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
 
 
 def fits_on_device(
-    device: torch.device, data_on_device: str, log: EventLog, windows: Windows, features: Features
+    device: torch.device, log: EventLog, windows: Windows, features: Features
 ) -> bool:
     """Return whether all training data are to be copied to the device of a model, before training.
 
@@ -407,10 +407,9 @@ def fits_on_device(
 
     Args:
         device: device of the model.
-        data_on_device: the option of that name: auto, or never.
         log, windows, features: the data that would be copied.
     """
-    if data_on_device == "never" or device.type == "cpu":
+    if device.type == "cpu":
         return False
     if device.type != "cuda":  # such as a Mac's GPU, which shares the memory of the host
         return True

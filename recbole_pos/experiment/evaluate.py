@@ -118,7 +118,7 @@ def describe_evaluation(
     folder = RunFolder(run_dir)
     config = load_config(folder)
     excludes_seen = masks_history(config) if mask_history is None else mask_history
-    candidates = describe_candidates(excludes_seen, config["repeated_targets"])
+    candidates = describe_candidates(excludes_seen)
     description: dict[str, Any] = {"part": part, "candidates": candidates}
     # Counts and warnings are in the result, which an unfinished run does not have.
     if not folder.result.is_file():

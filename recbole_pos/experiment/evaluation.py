@@ -143,7 +143,7 @@ class EvaluatingTrainer(Trainer):
         self.task.advance()  # the progress bar
         interaction, _, target_rows, target_items = batched_data
 
-        excluded = self._find_excluded(interaction, target_items)
+        excluded = self._find_excluded(interaction)
         if self.part_size:  # a large catalogue: scores are computed later, part by part
             row_scores = self._make_row_scores(interaction, excluded)
             return interaction, row_scores, target_rows, target_items
@@ -155,13 +155,12 @@ class EvaluatingTrainer(Trainer):
             return super()._full_sort_batch_eval((interaction, excluded, target_rows, target_items))
         return interaction, scores, target_rows, target_items
 
-    def _find_excluded(self, interaction: Any, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _find_excluded(self, interaction: Any) -> tuple[Tensor, Tensor] | None:
         """Return which items are not ranked in a batch, since the user has seen them.
 
         Args:
             interaction: the examples, an Interaction of b rows. Its column TARGET_EVENT says which
                 of all interactions is the target of a row; earlier ones of the user are seen.
-            targets: [b] item of each target.
 
         Returns:
             Rows [p] and items [p] of p pairs; None if the run does not exclude seen items.
@@ -169,8 +168,7 @@ class EvaluatingTrainer(Trainer):
         if not masks_history(self.config):
             return None
         log = self.eval_collector.dataset.log  # all interactions
-        repeats = self.config["repeated_targets"]
-        return find_excluded_items(log, interaction[TARGET_EVENT], targets, repeats)
+        return find_excluded_items(log, interaction[TARGET_EVENT])
 
     def _score_all_items(self, interaction: Any, excluded: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the scores [b, items] of a batch, -inf for items that are not ranked.

@@ -457,7 +457,7 @@ def make_result(
         for phase, loader in experiment.loaders.items()
     }
     # In words: which items were ranked for a target.
-    candidates = describe_candidates(masks_history(config), config["repeated_targets"])
+    candidates = describe_candidates(masks_history(config))
     return Result(
         model=config["model"],
         dataset=config["dataset"],

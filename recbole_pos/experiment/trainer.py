@@ -350,7 +350,7 @@ class PosTrainer(EvaluatingTrainer):
             self.keep_item_gradient() as self.kept_gradient,
             reporter.task(f"epoch {epoch}/{self.epochs}", len(train_data), show_progress) as task,
         ):
-            batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
+            batches = train_data.iterate_batches(self.device)
             for step, batch in enumerate(batches):
                 rate = compute_learning_rate(self.config, epoch, self.steps, num_steps)
                 for group in self.optimizer.param_groups:

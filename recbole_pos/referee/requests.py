@@ -104,7 +104,7 @@ class Requests:
     @property
     def candidates(self) -> str:
         """Which items are ranked, in words."""
-        return describe_candidates(self.excludes_seen, self.dataset.config["repeated_targets"])
+        return describe_candidates(self.excludes_seen)
 
     def find_excluded(self, chosen: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the pairs of a request and an item that a list must not contain for it.
@@ -123,14 +123,9 @@ class Requests:
             nothing = np.empty(0, dtype=np.int64)
             return nothing, nothing
         # find_excluded_items returns two tensors of equal length, numbers of requests and ids of
-        # items, one entry for each pair. Its last argument says whether a target that the user has
-        # had before is excluded as well.
-        examples, items = find_excluded_items(
-            self.dataset.log,
-            torch.from_numpy(self.target_rows[chosen]),
-            torch.from_numpy(self.target_ids[chosen]),
-            self.dataset.config["repeated_targets"],
-        )
+        # items, one entry for each pair.
+        target_rows = torch.from_numpy(self.target_rows[chosen])
+        examples, items = find_excluded_items(self.dataset.log, target_rows)
         return examples.numpy(), items.numpy()
 
     @cached_property

@@ -23,7 +23,6 @@ from recbole_pos.data.attributes import (
     explain_not_loaded,
     map_fields_to_tables,
     read_column,
-    require_values,
 )
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.windows import gather_index
@@ -139,8 +138,8 @@ def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
         ``categorical`` for tokens or ``numerical`` for floats.
 
     Raises:
-        UsageError: if there is no such field, if it is an id of users or items or of another type,
-            or if it is always empty.
+        UsageError: if there is no such field, or if it is an id of users or items or of another
+            type.
     """
     table = map_fields_to_tables(dataset).get(field)
     if table is None and field in (POSITION, TIME):
@@ -157,7 +156,6 @@ def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
             f"relations: {field}: relations are made of token, token_seq or float fields, and not "
             f"of the ids of users or items; the field has type {field_type}"
         )
-    require_values(field, dataset, "relations: ")
     return table, kinds[field_type]
 
 
@@ -177,7 +175,7 @@ def _check_within(within: Any, origin: str, dataset: Dataset, location: str) -> 
         location: the entry, with which messages begin.
 
     Raises:
-        UsageError: if it is not the name of such a field, or the field is always empty.
+        UsageError: if it is not the name of such a field.
     """
     prefix = f"{location}: within: "
     within_origin = map_fields_to_tables(dataset).get(within)  # the file that has it
@@ -191,7 +189,6 @@ def _check_within(within: Any, origin: str, dataset: Dataset, location: str) -> 
             f"{prefix}expected a token or token_seq field of the same table, item or user; "
             f"{shown(within)} is a {kind} field of {within_origin}, and the relation is of {origin}"
         )
-    require_values(within, dataset, prefix)  # an error if the field is always empty
 
 
 def _read_scales(scales: Any, kind: str, origin: str, location: str) -> tuple[float, ...]:

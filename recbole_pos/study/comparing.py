@@ -336,9 +336,7 @@ def _check_configurations(plan: Plan) -> set[str]:
     candidates = {}  # name of a configuration -> which items it ranks, in words
     for row, config in configs.items():
         # mask_history: whether items of the user's past are left out; None (not set) means no.
-        # repeated_targets: whether a target that is itself in the user's past is ranked.
-        excludes_seen = bool(config["mask_history"])
-        candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
+        candidates[row] = describe_candidates(bool(config["mask_history"]))
     require_same_candidates(plan, candidates)
 
     # The files must exist.

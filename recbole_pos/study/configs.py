@@ -36,7 +36,7 @@ REVISION = 1
 # Options that decide where a run is trained and how it is reported, and do not change its results.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    *("logger", "log_wandb", "wandb_project", "plugins", "cache"),
     *("memory_limit", "sce_above"),  # what the second decides is in loss_type by then
 )
 # Options that are listed as options of the data, but do not change what is read from files.
