@@ -172,20 +172,6 @@ def test_leave_one_out_equals_recboles_general_loader(experiment) -> None:
         assert len(recboles.uid_list) == len(made.loaders[phase]._dataset) > 30
 
 
-def test_only_models_that_sample_negatives_refuse_a_user_of_all_items(experiment, tmp_path) -> None:
-    """RecBole would look for a negative forever: among all items, or those that are trained."""
-    for first, options in (("xyzxx", {}), ("xyzwv", POPULAR)):
-        users = {"a": first, "b": "xyxx"}
-        rows = [(user, item, float(t)) for user in users for t, item in enumerate(users[user])]
-        frame = pd.DataFrame(rows, columns=["user_id", "item_id", "timestamp"])
-        data_path = str(write_atomic(frame, tmp_path / first))
-        given = {"data_path": data_path, "topk": [1], "valid_metric": "MRR@1"}
-        for model in ("Pop", "ItemKNN"):
-            assert experiment(model, **given).loaders["train"]._sampler is None
-        with pytest.raises(UsageError, match="^train_neg_sample_args: a user has all items"):
-            experiment("BPR", **given, **options)
-
-
 def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:
     """c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone."""
     events = {"a": "xw", "b": "xw", "c": "vz", "g": "vx", "d": "y", "h": "yx"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,6 @@ from torch import Tensor
 from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.recbole_view import RecBoleView
 from recbole_pos.data.splits import PHASES, VALID
-from recbole_pos.data.targets import hash_texts
 from recbole_pos.data.windows import (
     BatchRequirements,
     SequenceBatch,
@@ -434,8 +434,8 @@ def find_validation_rows(config: Options, dataset: Any) -> np.ndarray:
 def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.ndarray:
     """Return the ids of a random sample of users, [num_users] int64 or fewer if there are fewer.
 
-    A user's random number is a digest (hash) of the name, so every run has the same; the users with
-    the smallest numbers are taken.
+    A user's random number is a digest (a hash, read as a whole number) of the name, so every run
+    has the same; the users with the smallest numbers are taken.
 
     Args:
         users: [targets] int64 ids to choose from, which may occur several times.
@@ -444,8 +444,9 @@ def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.nda
     """
     # For the user ann it is that of the text "valid ann" (PHASES[VALID] is the word valid).
     ids = np.unique(users)
-    texts = [f"{PHASES[VALID]} {name}" for name in names[ids].tolist()]
-    numbers = np.array(hash_texts(texts, num_bytes=8), dtype=np.uint64)
+    texts = (f"{PHASES[VALID]} {name}" for name in names[ids].tolist())
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
     return ids[np.argsort(numbers, kind="stable")[:num_users]]
 
 
@@ -497,21 +498,12 @@ def make_held_out_loaders(
         config: the configuration.
         parts: dataset of each phase, by name.
 
-    Raises:
-        UsageError: if there are more processes than targets: a process without a target would
-            leave the others waiting for it.
     """
-    loaders: dict[str, TargetLoader | None] = {}
-    num_processes = current_shard().size
-    for phase in PHASES[1:]:  # all but training
-        loader = TargetLoader(config, parts[phase]) if len(parts[phase]) else None
-        if loader and loader.num_targets < num_processes:
-            raise UsageError(
-                f"nproc: {num_processes} processes share the {phase} targets, of which there are "
-                f"{loader.num_targets}; use fewer"
-            )
-        loaders[phase] = loader
-    return loaders
+    held_out = PHASES[1:]  # all but training
+    return {
+        phase: TargetLoader(config, parts[phase]) if len(parts[phase]) else None
+        for phase in held_out
+    }
 
 
 def _make_sampler(config: Options, train: RecBoleView) -> Any:
@@ -527,10 +519,6 @@ def _make_sampler(config: Options, train: RecBoleView) -> Any:
             drawn: uniform, popularity (in proportion to its power ``alpha``), or none. With
             ``repeatable`` a negative may be any item but the target itself.
         train: the training interactions.
-
-    Raises:
-        UsageError: if a user has had all items that can be drawn, since RecBole would then draw
-            again forever.
     """
     options = config["train_neg_sample_args"]
     distribution, alpha = options["distribution"], options["alpha"]
@@ -538,17 +526,4 @@ def _make_sampler(config: Options, train: RecBoleView) -> Any:
         return None
     if config["repeatable"]:
         return RepeatableSampler(["train"], train, distribution, alpha).set_phase("train")
-
-    # The most different items of one user, and the number of items that can be drawn: all, or by
-    # popularity those that occur in training. Item 0 is padding.
-    columns = {name: train.inter_feat[name].numpy() for name in (train.uid_field, train.iid_field)}
-    items_by_user = pd.DataFrame(columns).groupby(train.uid_field)[train.iid_field]
-    num_in_training = len(np.unique(columns[train.iid_field]))
-    num_drawn = num_in_training if distribution == "popularity" else train.item_num - 1
-    if items_by_user.nunique().max() == num_drawn:
-        raise UsageError(
-            "train_neg_sample_args: a user has all items that occur in training, which leaves no "
-            "negative; leave such users out, as by user_inter_num_interval, or take a model or "
-            "loss without sampled negatives"
-        )
     return Sampler(["train"], [train], distribution, alpha).set_phase("train")

@@ -114,8 +114,8 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
 
     # Split, which may leave interactions out (``is_left``: those that stay).
     is_selected = find_selected(config["target_events"], log, missing, names, requires_all=True)
-    user_names, item_num = names[user_field], len(names[item_field])
-    split, is_left = make_split(log, config, user_names, item_num, given_part, is_selected)
+    item_num = len(names[item_field])
+    split, is_left = make_split(log, config, item_num, given_part, is_selected)
     missing |= {field: mask[is_left] for field, mask in missing.items() if field in log.fields}
     part, is_target = storage.store(split.part), storage.store(split.is_target)
     return Dataset(

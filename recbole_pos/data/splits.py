@@ -393,14 +393,12 @@ def find_recent_sessions(
     Returns:
         is_left: [interactions] bool, which interactions remain.
         counts: numbers of sessions: those that remain as ``train``, ``valid`` and ``test``; those
-            that do not as ``left_out``; and as ``overlapping`` the validation and test sessions
-            that began before the last training interaction.
+            that do not as ``left_out``.
     """
-    # All sessions in the order of their last times: id, first row, and part, which is the same for
-    # all interactions of a session.
+    # All sessions in the order of their last times: id, and part, which is the same for all
+    # interactions of a session, so that it is read from the first of them.
     sessions = _order_sessions(log)
-    first_rows = log.offsets[sessions]
-    parts = part[first_rows]
+    parts = part[log.offsets[sessions]]
 
     # Of the training sessions keep the last ones in this order.
     is_kept = np.ones(len(sessions), dtype=bool)
@@ -414,14 +412,8 @@ def find_recent_sessions(
     is_kept_by_id[sessions] = is_kept
     is_left = np.repeat(is_kept_by_id, log.lengths)
 
-    # Held-out sessions that began while training sessions were still going on.
-    times = log.times.numpy()
-    train_end = times[is_left & (part == TRAIN)].max(initial=-math.inf)
-    is_overlapping = (parts != TRAIN) & (times[first_rows] < train_end)
-
     counts = {phase: int((parts[is_kept] == number).sum()) for number, phase in enumerate(PHASES)}
-    counts |= {"left_out": int((~is_kept).sum()), "overlapping": int(is_overlapping.sum())}
-    return is_left, counts
+    return is_left, {**counts, "left_out": int((~is_kept).sum())}
 
 
 def filter_sessions(

@@ -10,8 +10,7 @@ depend on it are left out: on MovieLens-100K and Amazon Beauty those of four use
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +244,6 @@ def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
 def make_split(
     log: EventLog,
     config: Options,
-    user_tokens: np.ndarray,
     item_num: int,
     given_part: np.ndarray | None = None,
     is_selected: np.ndarray | None = None,
@@ -258,7 +256,6 @@ def make_split(
             and ``ties``; ``train_fraction``, the share of training sessions, the newest, that is
             kept (split ST only; None for all); ``benchmark_filename``, the names of given parts;
             ``target_events``, for the summary; and ``timestamp_unit``.
-        user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
         given_part: [interactions] int8 TRAIN, VALID or TEST by file; None if one file has all.
         is_selected: [interactions] bool, which ``target_events`` selects; None for all.
@@ -311,7 +308,7 @@ def make_split(
     is_held_out = part != TRAIN
     is_target = is_possible & ~is_held_out
     held_out_rows = np.flatnonzero(is_possible & is_held_out)
-    is_target[_choose_held_out(log, part, held_out_rows, eval_args["target"], user_tokens)] = True
+    is_target[_choose_held_out(log, part, held_out_rows, eval_args["target"])] = True
     is_at_a_tie = is_held_out & find_ties(log)
     drops_ties = eval_args["ties"] == "drop"
     is_tied = is_target & is_at_a_tie & drops_ties
@@ -517,18 +514,14 @@ def find_ties(log: EventLog) -> np.ndarray:
     return is_tied
 
 
-def _choose_held_out(
-    log: EventLog, part: np.ndarray, rows: np.ndarray, mode: str, user_tokens: np.ndarray
-) -> np.ndarray:
+def _choose_held_out(log: EventLog, part: np.ndarray, rows: np.ndarray, mode: str) -> np.ndarray:
     """Return those of the possible held-out targets that ``eval_args.target`` chooses.
 
     Args:
         log: the interactions.
         part: [interactions] int8 part of each.
         rows: [n] int64 rows of the possible targets in the log, ascending.
-        mode: all; or one for each user and phase: first, last or random. A random choice depends
-            on the name of the user only, so that every model and seed has the same one.
-        user_tokens: [users] name of each user.
+        mode: all; or one for each user and phase: first or last.
 
     Returns:
         [m] int64 rows of the chosen targets.
@@ -536,29 +529,9 @@ def _choose_held_out(
     if mode == "all":
         return rows
     # The possible targets of one user in one phase (TRAIN 0, VALID 1 or TEST 2) are a group, with
-    # the number 3 * user + phase. They follow each other in ``rows``, in the order of time: a group
-    # has ``counts`` rows, from the place ``first`` on.
-    users = log.users.numpy()[rows]
-    group_by_row = users * len(PHASES) + part[rows]
-    groups, first, counts = np.unique(group_by_row, return_index=True, return_counts=True)
+    # the number 3 * user + phase. They follow each other in ``rows``, in the order of time, so that
+    # the first of a group is where the number changes, and the last is before it changes.
+    group_by_row = log.users.numpy()[rows] * len(PHASES) + part[rows]
     if mode == "first":
-        return rows[first]
-    if mode == "last":
-        return rows[first + counts - 1]
-
-    # Random: ``hash_texts`` gives a number for each text, such as 23 for "test ann" (the user ann
-    # in the test). If that group has 5 rows, choose row 3 of these, the remainder of 23 / 5.
-    group_users, phases = np.divmod(groups, len(PHASES))
-    names = user_tokens[group_users].tolist()
-    texts = [f"{PHASES[phase]} {name}" for phase, name in zip(phases, names, strict=True)]
-    numbers = np.array(hash_texts(texts, num_bytes=7), dtype=np.int64)
-    return rows[first + numbers % counts]
-
-
-def hash_texts(texts: Iterable[str], num_bytes: int) -> list[int]:
-    """Return a number for each text, which looks random and is the same in every run.
-
-    It is the digest (a hash) of the text, read as one whole number of so many bytes.
-    """
-    digests = (hashlib.blake2b(text.encode(), digest_size=num_bytes).digest() for text in texts)
-    return [int.from_bytes(digest, "little") for digest in digests]
+        return rows[np.diff(group_by_row, prepend=-1) != 0]
+    return rows[np.diff(group_by_row, append=-1) != 0]
