@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.data.atomic_files import TextTable
-from recbole_pos.data.location import locate_dataset
+from recbole_pos.data.loading import locate_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 

@@ -14,8 +14,8 @@ from conftest import make_log, small, write_atomic
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.protocol import make_warnings
 from recbole_pos.data.recbole_view import make_views
-from recbole_pos.data.split_summary import make_warnings
 from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID
 from recbole_pos.data.targets import _find_values
 from recbole_pos.errors import UsageError

@@ -16,7 +16,7 @@ import torch
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import atomic_files
-from recbole_pos.data.location import KINDS, MISSING
+from recbole_pos.data.atomic_files import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.tables.text import find_form

@@ -16,8 +16,7 @@ from pyarrow import parquet
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.atomic_files import MISSING, ParquetTable, TextTable, open_file
-from recbole_pos.data.loading import select_columns
-from recbole_pos.data.location import locate_dataset
+from recbole_pos.data.loading import locate_dataset, select_columns
 from recbole_pos.data.recbole_view import RecBoleView
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset

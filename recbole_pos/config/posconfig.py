@@ -16,10 +16,10 @@ from recbole.utils import ModelType, get_model
 from recbole_pos.config import checks, sources
 from recbole_pos.config import options as option_table
 from recbole_pos.config.plugins import find_modules, import_plugins, register_class
-from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_file
-from recbole_pos.data.location import find_atomic_file, locate_dataset
+from recbole_pos.data.loading import find_atomic_file, locate_dataset
+from recbole_pos.data.protocol import masks_history
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model import models
 from recbole_pos.plain import to_plain

@@ -33,7 +33,7 @@ from recbole_pos.conversion.cells import (
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.conversion.writing import MAX_LISTED, TABLES, Column, Lines, Report, Table
-from recbole_pos.data.location import UNWRITABLE
+from recbole_pos.data.atomic_files import UNWRITABLE
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, listed, shown, suggest
 

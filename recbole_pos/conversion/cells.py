@@ -14,8 +14,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.times import convert_ticks, read_times
-from recbole_pos.data.atomic_files import is_list_type
-from recbole_pos.data.location import KINDS, MISSING
+from recbole_pos.data.atomic_files import KINDS, MISSING, is_list_type
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, shown
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from recbole_pos.conversion.cells import INNER, Cells, format_numbers
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
-from recbole_pos.data.location import PARQUET
+from recbole_pos.data.atomic_files import PARQUET
 from recbole_pos.errors import RunWarning
 from recbole_pos.files import atomic_write, finish_replacement, replace_folder, write_text
 from recbole_pos.reporter import Reporter

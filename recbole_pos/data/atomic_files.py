@@ -20,7 +20,6 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import compute
 
-from recbole_pos.data.location import KINDS, MISSING, PARQUET
 from recbole_pos.errors import UsageError
 from recbole_pos.tables.columns import Column
 from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile, read_text
@@ -28,6 +27,15 @@ from recbole_pos.tables.storage import Storage, read_limit
 from recbole_pos.tables.text import SEPARATOR, TextForm, find_form, iterate_lines
 from recbole_pos.values import Options, listed, shown
 
+PARQUET = ".parquet"
+KINDS = ("token", "token_seq", "float", "float_seq")  # of columns
+# What pandas takes for a missing value, in every column.
+MISSING = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+# What no name of a user or item may match: line ends, NUL, and the name of RecBole's padding.
+UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
 _MISSING = frozenset(MISSING)
 _BOOLEANS = {"true": 1, "false": 0}  # cells of columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # largest number that a model can compute with

@@ -15,7 +15,7 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.dataset import read_history_features
 from recbole_pos.data.recbole_view import RecBoleView
 from recbole_pos.data.splits import PHASES, VALID
 from recbole_pos.data.windows import (

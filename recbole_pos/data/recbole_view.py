@@ -19,8 +19,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import FeatureSource, FeatureType, ModelType
 from torch import Tensor
 
-from recbole_pos.data.attributes import read_feature_names, read_history_features
-from recbole_pos.data.dataset import Columns, Dataset
+from recbole_pos.data.dataset import Columns, Dataset, read_feature_names, read_history_features
 from recbole_pos.data.preparation import read_dataset
 from recbole_pos.data.splits import PHASES, TRAIN
 from recbole_pos.data.targets import Split, find_selected

@@ -11,8 +11,7 @@ from recbole.utils import init_seed
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import preparation
-from recbole_pos.data.attributes import check_selected, map_fields_to_tables
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Dataset, check_selected, map_fields_to_tables
 from recbole_pos.data.identity import require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.recbole_view import RecBoleView, make_views

@@ -16,7 +16,7 @@ from recbole.evaluator.register import metric_information
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.candidates import describe_candidates, masks_history
+from recbole_pos.data.protocol import describe_candidates, masks_history
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder, is_unfinished, list_warnings, read_result

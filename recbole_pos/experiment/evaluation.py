@@ -21,7 +21,7 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.config.metrics import DATASET, EVENT, ITEMS, RANK
-from recbole_pos.data.candidates import find_excluded_items, masks_history
+from recbole_pos.data.protocol import find_excluded_items, masks_history
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.distributed import current_shard, gather_rows

@@ -19,10 +19,15 @@ import pandas as pd
 import yaml
 
 from recbole_pos import files
-from recbole_pos.data.candidates import describe_candidates, masks_history, warn_of_repeats
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
-from recbole_pos.data.split_summary import add_sample, make_warnings
+from recbole_pos.data.protocol import (
+    add_sample,
+    describe_candidates,
+    make_warnings,
+    masks_history,
+    warn_of_repeats,
+)
 from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
 from recbole_pos.values import Options, shown

@@ -16,7 +16,7 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
-from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, prepare, read_dataset

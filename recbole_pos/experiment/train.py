@@ -12,7 +12,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary, count_dataset
 from recbole_pos.data.item_vectors import keep_vectors
-from recbole_pos.data.split_summary import add_sample, describe_split
+from recbole_pos.data.protocol import add_sample, describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset

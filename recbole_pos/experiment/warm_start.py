@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.config.sources import own_defaults, starts_from_runs
-from recbole_pos.data.attributes import read_item_attribute
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import SIDE_FEATURES, Dataset, read_item_attribute
 from recbole_pos.data.identity import Vocabulary
-from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import find_difference

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from recbole_pos.data.attributes import read_item_attribute
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Dataset, read_item_attribute
 from recbole_pos.data.interactions import check_clock, check_resolution, require_order
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.attributes import read_feature_names, read_features
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Dataset, read_feature_names, read_features
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.layers.features import EventFeatures, ItemFeatures, PeriodicField, TokenField
 from recbole_pos.values import Options

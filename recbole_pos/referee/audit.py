@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.experiment.run import run
 from recbole_pos.files import TemporaryFolder

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.candidates import describe_candidates, find_excluded_items, masks_history
-from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.loading import read_dataset_name
+from recbole_pos.data.protocol import describe_candidates, find_excluded_items, masks_history
 from recbole_pos.data.splits import PHASES
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.attributes import read_column
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Dataset, read_column
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.relations.search import (

@@ -19,12 +19,12 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from recbole_pos.data.attributes import (
+from recbole_pos.data.dataset import (
+    Dataset,
     explain_not_loaded,
     map_fields_to_tables,
     read_column,
 )
-from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, is_number, shown

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from recbole_pos.conversion.convert import Dataset
-from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.interactions import YEAR, counts_time
+from recbole_pos.data.protocol import masks_history
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import describe_evaluation, evaluate

@@ -33,8 +33,7 @@ from pydantic import Field as Bounds
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from recbole_pos.data.attributes import read_history_features
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Dataset, read_history_features
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.sequence_batch import Features

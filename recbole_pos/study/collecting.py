@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from recbole_pos.config.metrics import is_from_ranks
-from recbole_pos.data.candidates import warn_of_repeats
+from recbole_pos.data.protocol import warn_of_repeats
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import REQUEST_TIME_WARNING, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED

@@ -23,9 +23,9 @@ from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
-from recbole_pos.data.candidates import describe_candidates
 from recbole_pos.data.item_vectors import open_vectors
-from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
+from recbole_pos.data.loading import locate_dataset, read_dataset_name, require_dataset
+from recbole_pos.data.protocol import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder

@@ -23,8 +23,8 @@ from typing import Any
 from recbole_pos.config.options import DATA, find_option
 from recbole_pos.config.posconfig import STARTS, PosConfig
 from recbole_pos.config.sources import list_positions
-from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.item_vectors import digest_content
+from recbole_pos.data.protocol import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET

@@ -14,7 +14,7 @@ from typing import Any
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.data.identity import count_dataset
-from recbole_pos.data.split_summary import add_sample, make_warnings
+from recbole_pos.data.protocol import add_sample, make_warnings
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED

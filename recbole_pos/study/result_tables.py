@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from recbole_pos.data.candidates import WITHOUT_SEEN
+from recbole_pos.data.protocol import WITHOUT_SEEN
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.rendered_table import (

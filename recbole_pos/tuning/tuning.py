@@ -22,8 +22,8 @@ from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
-from recbole_pos.data.location import read_dataset_name
-from recbole_pos.data.split_summary import describe_split, make_warnings
+from recbole_pos.data.loading import read_dataset_name
+from recbole_pos.data.protocol import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError, make_resume_command
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import (
