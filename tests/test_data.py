@@ -217,12 +217,6 @@ def test_what_cannot_be_a_given_split(
         read(folder, files, **options)
 
 
-def test_one_target_is_chosen_of_several_in_a_given_part(log: pd.DataFrame, tmp_path: Path) -> None:
-    folder = write_parts(leaking(log), tmp_path)
-    split = read(folder, THREE, eval_args={"target": "last"}).split
-    assert split.summary["not_chosen"]["test"] > 0
-
-
 def test_given_parts_must_have_the_same_columns(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     for part, kind in (("train", "float"), ("test", "token")):

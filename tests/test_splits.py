@@ -314,11 +314,3 @@ def test_wrong_splits_are_refused(kind: str) -> None:
 def test_wrong_options_of_splits_are_refused(split: Any, fraction: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         split_of(FIVE, eval_args(split), fraction)
-
-
-def test_close_times_are_told_apart() -> None:
-    """Float32 has steps of 128 s there."""
-    times = 1.7e9 + np.arange(100) / 4
-    part, boundaries = split_by_time(times, [0.5, 0.75], "seconds")
-    want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
-    assert part.tolist() == want and Counter(want) == {TRAIN: 50, VALID: 25, TEST: 25}

@@ -109,15 +109,12 @@ def describe_split(summary: dict[str, Any]) -> str:
 
     Returns:
         Such as "split GT at time 893286638: train 900 targets of 1,000 interactions; test 80
-        targets of 90 interactions (10 without history)". The text is empty if there is nothing to
-        remark on the held-out parts, and the split is not at a point in time.
+        targets of 90 interactions (10 without history)".
     """
-    # Describe each part that has interactions. Only whole sessions have counts in ``sessions``. The
-    # text is returned if ``is_remarkable``: the split is at points in time (``boundaries``), or
-    # there is a remark on validation or test.
+    # Describe each part that has interactions. Only whole sessions have counts in ``sessions``, and
+    # only a split at points in time has these as ``boundaries``.
     sessions, boundaries = summary["sessions"], summary["boundaries"]
     parts = []
-    is_remarkable = bool(boundaries)
     for phase in PHASES:
         num_interactions = summary["events"][phase]
         if not num_interactions:
@@ -127,10 +124,7 @@ def describe_split(summary: dict[str, Any]) -> str:
             part += f" of {sessions[phase]:,} sessions"
         if remarks := _list_remarks(summary, phase):
             part += f" ({', '.join(remarks)})"
-            is_remarkable |= phase != "train"
         parts.append(part)
-    if not is_remarkable:
-        return ""
 
     (kind,) = summary["split"]  # its only key, such as GT
     at = f" at time {' and '.join(map(format_time, boundaries))}" if boundaries else ""

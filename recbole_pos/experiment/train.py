@@ -244,8 +244,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     reporter.line(", ".join(parts))
 
     # What is held out, and what it means for the training if there is no validation or no test.
-    if split := describe_split(dataset.split.summary):
-        reporter.line(split)
+    reporter.line(describe_split(dataset.split.summary))
     if loaders["valid"] and config["valid_users"] is not None:
         number = config["valid_users"]
         reporter.line(f"validation on a sample of {number:,} users (valid_users), the test on all")

@@ -430,8 +430,7 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
         reporter.line(f"{num_ended} trials have ended before")
 
     summary = runs.data.split.summary  # counts of the split
-    if text := describe_split(summary):  # a sentence on its targets, or empty
-        reporter.line(text)
+    reporter.line(describe_split(summary))
     for text in make_warnings(summary):  # of copied interactions, for example
         reporter.warning(text)
 
