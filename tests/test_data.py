@@ -227,23 +227,6 @@ def test_given_parts_must_have_the_same_columns(tmp_path: Path) -> None:
         read(tmp_path, ["train", "test"], load_col=load_col)
 
 
-@pytest.mark.parametrize("names", ["user_id", "item_id"])
-def test_a_part_that_shares_no_name_with_training(
-    log: pd.DataFrame, tmp_path: Path, names: str
-) -> None:
-    """Nothing of it can be predicted, or only items that nothing is known of."""
-    place = last_first(log)
-    other = log[place == 0].assign(**{names: "0" + log[names]})
-    folder = write_parts({"train": log[place > 0], "test": other}, tmp_path)
-    given = {"data_path": str(folder), "benchmark_filename": ["train", "test"]}
-    if names == "user_id":
-        with pytest.raises(UsageError, match="nothing of the test part can be predicted"):
-            recbole_pos.run("Pop", "tiny", run_dir=tmp_path / "run", **given)
-    else:
-        run = recbole_pos.run("Pop", "tiny", run_dir=tmp_path / "run", **given)
-        assert len(run.warnings) == 1 and "test" in run.warnings[0]
-
-
 def twice(log: pd.DataFrame) -> pd.DataFrame:
     """Every second interaction is logged twice, each user's last among them."""
     return pd.concat([log, log[last_first(log) % 2 == 0]]).sample(frac=1, random_state=0)

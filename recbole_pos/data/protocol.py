@@ -155,9 +155,8 @@ def _list_remarks(summary: dict[str, Any], phase: str) -> list[str]:
 def make_warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about what makes metrics too good, or hides a mistake in the files.
 
-    They warn of exact copies of interactions; of leaks, which are held-out interactions that are
-    copies of training interactions or older than these; and of a phase whose targets all have items
-    that were never trained on.
+    They warn of exact copies of interactions, and of leaks, which are held-out interactions that
+    are copies of training interactions or older than these.
 
     Args:
         summary: counts of the split, each by phase, such as {"train": 9, "valid": 1, "test": 1};
@@ -176,19 +175,9 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    # The others are looked for only if the user gives a file for each part, which may be wrong.
+    # Leaks, which are looked for only if the user gives a file for each part, which may be wrong.
     if "leaks" not in summary:
         return warnings
-
-    # Parts of which all targets are of items that were never trained on (cold).
-    for phase in ("valid", "test"):
-        if summary["cold_targets"][phase] == targets[phase] > 0:
-            warnings.append(
-                f"benchmark_filename: no item of the {phase} targets is in training; unless that "
-                "is meant, names are written differently in the files"
-            )
-
-    # Leaks.
     for leak, text in (
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),

@@ -242,24 +242,14 @@ def make_views(data: Dataset) -> dict[str, RecBoleView]:
         data: the finished dataset.
 
     Raises:
-        UsageError: if there is no training target; or if a file of ``benchmark_filename`` has only
-            users without earlier interactions, so that it has no target.
+        UsageError: if there is no training target, so that there is nothing to learn from.
     """
-    # A row of a view is a target. Without a target in training there is nothing to learn from. If a
-    # file of validation or test gives no target, its names are probably written in another way.
     views = {phase: RecBoleView(data, phase) for phase in PHASES}
-    summary = data.split.summary
     if not len(views["train"]):
         raise UsageError(
             f"{shown(data.dataset_name)} has no training target: no user has two interactions in "
             "training"
         )
-    for phase in PHASES if data.config["benchmark_filename"] else ():
-        if not len(views[phase]) and summary["without_history"][phase]:
-            raise UsageError(
-                f"benchmark_filename: nothing of the {phase} part can be predicted: none of its "
-                "users has an earlier interaction; are names written in the same way in all files?"
-            )
     return views
 
 
