@@ -260,10 +260,10 @@ def make_absolute(source: Any) -> Any:
 
 
 def digest_content(source: str | Path) -> str:
-    """Return a digest (short hash) of the content of a file of vectors, whatever its path.
+    """Return a digest (short hash) of the content of a file, whatever its path.
 
     Args:
-        source: the file; of a .npy file the digest covers its names in the .txt file, too.
+        source: a file; of a .npy file, which has vectors, the digest covers the .txt file, too.
 
     Returns:
         The digest; the path itself, as text, if there is no such file.

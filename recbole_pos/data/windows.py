@@ -314,9 +314,9 @@ class WindowGatherer:
         # each window's newest input, at which a recommendation is asked for. It is in row ``end``.
         times = at = None
         if self.times is not None:
-            times = self._read_seconds(self.times, rows)
+            times = self.times[rows] * self.requirements.seconds
             if self.requirements.requests:
-                at = self._read_seconds(self.times, end)
+                at = self.times[end] * self.requirements.seconds
         # ``map`` applies its first function to each attribute of interactions, to take it by row,
         # and its second to each one of users, to take it by the user of the window.
         features = self.features.map(lambda x: x[rows], lambda x: x[self.users[numbers]])
@@ -332,10 +332,6 @@ class WindowGatherer:
             log_rows=rows if self.requirements.log_rows else None,
             features=features,
         )
-
-    def _read_seconds(self, times: Tensor, rows: Tensor) -> Tensor:
-        """Return the times of some rows of the log in seconds."""
-        return times[rows] * self.requirements.seconds  # in one unit of the times
 
     def _find_queries(self, batch: np.ndarray, numbers: Tensor, rows: Tensor) -> Tensor:
         """Return the positions of a batch from which a target is predicted.

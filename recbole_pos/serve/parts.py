@@ -27,6 +27,7 @@ import torch
 
 from recbole_pos.config.arguments import IndexArguments, PartArguments, list_changed
 from recbole_pos.config.plugins import pack, unpack
+from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.experiment.folder import RunFolder, make_folder
@@ -39,7 +40,6 @@ from recbole_pos.serve.recommend import (
     ListOptions,
     is_parquet,
     load_model,
-    name_read_errors,
     open_writer,
     read_at,
     report_counts,
@@ -350,7 +350,8 @@ class PartWriter:
             "parts": self.num_parts,
         }
         for name in ("items", "exclude", "item_vectors"):
-            facts[name] = _digest_option(getattr(options, name))
+            path = getattr(options, name)
+            facts[name] = digest_content(path) if path else None
         return facts
 
 
@@ -453,16 +454,3 @@ def _digest_data(dataset: Any) -> str | None:
             digest.update(_digest(dataset.field2id_token.get(field, ())).encode())
             digest.update(np.ascontiguousarray(table[field]).ravel().data)
     return digest.hexdigest()
-
-
-def _digest_option(path: str | None) -> str | None:
-    """Return a digest (hash) of the file that an option names; None if the option is not given.
-
-    Vectors in a ``.npy`` file have their names in a ``.txt`` file beside it, which counts, too.
-    """
-    if path is None:
-        return None
-    files = [Path(path), Path(path).with_suffix(".txt")]
-    with name_read_errors(path):
-        # dict.fromkeys: once, if the file is a .txt itself
-        return _digest([digest_file(file) for file in dict.fromkeys(files) if file.is_file()])
