@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from conftest import make_log, write_atomic
-from own_models import MODULE
 from recbole.config import Config
 from recbole.data import create_dataset
 
@@ -95,17 +94,6 @@ def test_models_train_evaluate_and_are_saved(folder: Path, tmp_path: Path, model
     loaded = recbole_pos.load(run)
     again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
     assert dict(again) == result.test
-
-
-def test_a_custom_model_in_recboles_form_does(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "markov_of_mine.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    given = {"data_path": str(folder), "epochs": 2, "MAX_ITEM_LIST_LENGTH": 12}
-    given |= {"plugins": ["markov_of_mine"]}
-    run = tmp_path / "run"
-    result = recbole_pos.run("Markov", "tiny", None, given, run_dir=run, verbose=False)
-    loaded = recbole_pos.load(run)
-    assert dict(loaded.trainer.evaluate(loaded.loaders["test"], False)) == result.test
 
 
 def test_a_view_is_pickled_and_names_what_it_lacks(folder: Path) -> None:

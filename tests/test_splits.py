@@ -40,6 +40,7 @@ class Event(NamedTuple):
     user: int
     item: int
     time: float
+    is_selected: bool = True  # by the option ``target_events``
 
 
 def eval_args(split: Any, target: str = "all", cold_items: str = "keep") -> dict[str, Any]:
@@ -59,7 +60,10 @@ def split_of(events: list[Event], options: dict, fraction: Any = None) -> Split:
     log, _ = sort_interactions(columns, len(number) + 1, "u", "i", "t")
     config = dict.fromkeys(("benchmark_filename", "target_events"))
     config |= {"eval_args": options, "train_fraction": fraction, "timestamp_unit": "seconds"}
-    return make_split(log, config, ITEMS)[0]
+    is_selected = None
+    if not all(event.is_selected for event in events):
+        is_selected = np.array([events[row].is_selected for row in log.fields["row"].tolist()])
+    return make_split(log, config, ITEMS, is_selected=is_selected)[0]
 
 
 def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
@@ -94,9 +98,12 @@ def leave_last_out(events: list[Event], value: Any) -> list[str]:
     numbers = NAMES.get(value) if isinstance(value, str) else value
     for rows in by_user(events).values():
         names = ["valid"] * numbers.get("valid", 0) + ["test"] * numbers.get("test", 0)
-        names = names[max(len(names) - max(len(rows) - 2, 0), 0) :]  # a target stays for training
-        for row, name in zip(rows[len(rows) - len(names) :], names, strict=True):
-            phases[row] = name
+        possible = [row for row in rows[1:] if events[row].is_selected]
+        names = names[max(len(names) - max(len(possible) - 1, 0), 0) :]  # one stays for training
+        held_out = dict(zip(possible[len(possible) - len(names) :], names, strict=True))
+        phase = "train"
+        for row in rows:  # others belong to the part of the target before them
+            phase = phases[row] = held_out.get(row, phase)
     return phases
 
 
@@ -147,10 +154,12 @@ def brute_force(events: list[Event], phases: list[str], options: dict[str, Any])
             if options["cold_items"] == "drop" and events[row].item not in trained:
                 counts["dropped"][phase] += 1
                 continue
-            if left:
+            if not left:
+                counts["without_history"][phase] += 1
+            elif events[row].is_selected:
                 possible[phase].append((tuple(left[-LONGEST:]), row))
             else:
-                counts["without_history"][phase] += 1
+                counts["other_events"][phase] += 1
             left.append(row)
             at_once[events[row].time].add(events[row].item)
         for phase, found in possible.items():
@@ -169,7 +178,13 @@ def brute_force(events: list[Event], phases: list[str], options: dict[str, Any])
 
 
 logs = st.lists(
-    st.builds(Event, st.integers(1, 8), st.integers(1, ITEMS - 1), st.integers(0, 7).map(float)),
+    st.builds(
+        Event,
+        st.integers(1, 8),
+        st.integers(1, ITEMS - 1),
+        st.integers(0, 7).map(float),
+        st.sampled_from([True, True, False]),
+    ),
     min_size=1,
     max_size=40,
 )
@@ -197,8 +212,9 @@ def phases_of(events: list[Event], split: dict[str, Any], fraction: Any) -> list
 
 
 @settings(max_examples=400, deadline=None)
-@given(events=logs, split=splits, fraction=fractions, target=targets, cold=colds, ties=ties)
-def test_splits_against_brute_force(events, split, fraction, target, cold, ties) -> None:
+@given(logs, splits, fractions, targets, colds, ties, st.booleans())
+def test_splits_against_brute_force(events, split, fraction, target, cold, ties, selects) -> None:
+    events = [event._replace(is_selected=event.is_selected or not selects) for event in events]
     fraction = fraction if "ST" in split else None
     phases, options = phases_of(events, split, fraction), eval_args(split, target, cold)
     options["ties"] = ties
@@ -213,6 +229,7 @@ def test_splits_against_brute_force(events, split, fraction, target, cold, ties)
     trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
     assert summary["items_without_training"] == len(set(range(1, ITEMS)) - trained)
     parts = ["dropped", "without_history", "targets", *["tied"] * (ties == "drop")]
+    parts += ["other_events"] * (not all(event.is_selected for event in events))
     for key in ("events", "cold_targets", "tied_targets", *parts):
         assert summary[key] == {phase: counts[key][phase] for phase in PHASES}, key
     for phase in PHASES:
