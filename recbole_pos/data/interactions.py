@@ -361,32 +361,6 @@ def check_clock(
     ]
 
 
-def check_resolution(log: EventLog, unit: str, shortest_period: float) -> list[str]:
-    """Warn if a model's shortest period of time is too short for the times of a log.
-
-    For example, times in whole days cannot tell an hour from the next. By Nyquist, a period must be
-    at least twice as long as the least difference between two times.
-
-    Args:
-        log: the interactions.
-        unit: unit of the time field, such as seconds (the option ``timestamp_unit``).
-        shortest_period: seconds in which the fastest rotation of the model turns once.
-
-    Returns:
-        One warning, or none.
-    """
-    # The resolution is the least difference between two times, in seconds; infinite with one time.
-    differences = np.diff(np.unique(log.times.numpy()))
-    resolution = float(differences.min(initial=np.inf)) * SECONDS[unit]
-    if shortest_period >= 2 * resolution:
-        return []
-    return [
-        f"{shown(log.time_field)}, read as {unit}, has a resolution of {resolution:g} s, so "
-        f"periods under {2 * resolution:g} s mean nothing, but the fastest rotation turns in "
-        f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is set)"
-    ]
-
-
 def require_order(log: EventLog, readers: str, instead: str) -> None:
     """Refuse a log in which a user's times fall from one interaction to the next.
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from recbole_pos.data.dataset import Dataset, read_item_attribute
-from recbole_pos.data.interactions import check_clock, check_resolution, require_order
+from recbole_pos.data.interactions import check_clock, require_order
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, encode_by_attention
@@ -21,7 +21,7 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
-from recbole_pos.position.build import Schemes, build_schemes, find_shortest_period
+from recbole_pos.position.build import Schemes, build_schemes
 from recbole_pos.values import Options
 
 
@@ -126,11 +126,6 @@ class PosSASRec(PosRecommender):
             UsageError: if nothing can be learned from the times, or they fall where they must not.
         """
         self.notices += check_clock(dataset.log, unit)
-        # Rotary schemes turn vectors by angles that grow with time. Times may be too coarse for the
-        # fastest of them: ``period`` are the seconds of its full turn, None without such a scheme.
-        period = find_shortest_period(self)
-        if period is not None:
-            self.notices += check_resolution(dataset.log, unit, period)
         if assume_order:
             readers = f"position: {', '.join(assume_order)}"
             require_order(dataset.log, readers, "take a scheme such as time_rope")

@@ -345,22 +345,3 @@ class ComposeInput(InputPosition):
         for scheme in self.schemes.values():
             x = add_positions(scheme, x, batch)
         return x
-
-
-def find_shortest_period(model: nn.Module) -> float | None:
-    """Return the shortest time in which a rotary position scheme turns a vector once around.
-
-    Rotary schemes turn pairs of columns of queries and keys by angles that grow with time. The time
-    of a whole turn is the period of a pair. Before training the shortest one is compared with the
-    resolution of the dataset's times: angles that turn faster tell the model nothing.
-
-    Args:
-        model: a model whose position schemes may turn queries and keys by time.
-
-    Returns:
-        Seconds; None if no scheme turns by time.
-    """
-    schemes = [module for module in model.modules() if isinstance(module, AttentionPosition)]
-    # [h, e / 2] seconds of each scheme; None if it turns by order only
-    periods = [scheme.time_periods() for scheme in schemes]
-    return min((float(period.min()) for period in periods if period is not None), default=None)
