@@ -405,10 +405,8 @@ def fits_on_device(
         device: device of the model.
         log, windows, features: the data that would be copied.
     """
-    if device.type == "cpu":
-        return False
-    if device.type != "cuda":  # such as a Mac's GPU, which shares the memory of the host
-        return True
+    if device.type != "cuda":  # a Mac's GPU shares the memory of the host
+        return device.type != "cpu"
     # MEMORY_SHARE is one half.
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
