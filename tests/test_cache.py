@@ -14,7 +14,6 @@ from shop import shop_options, tables, write
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
 from recbole_pos.data.atomic_files import TextTable
-from recbole_pos.data.recbole_view import make_views
 from recbole_pos.experiment.build import read_dataset
 
 TEXT = TextTable.read_blocks
@@ -45,9 +44,7 @@ def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
     given = shop_options(folder, **{"eval_args": {"split": {"GT": [0.8, 0.9]}}, **options})
     if model != "AttrFormer":
         given = {k: given[k] for k in given if k in (*cache.READ, "cache", "data_path")}
-    dataset = read_dataset(PosConfig(model, "shop", None, given))
-    dataset.parts = make_views(dataset)
-    return dataset
+    return read_dataset(PosConfig(model, "shop", None, given))
 
 
 def kept() -> list[Path]:
@@ -64,13 +61,8 @@ def facts(value: Any) -> Any:
 
 
 def all_of(dataset: Any) -> dict[str, Any]:
-    """Everything that is read of a dataset, and rows of its parts."""
-    found = {name: value for name, value in vars(dataset).items() if name != "config"}
-    found |= vars(dataset.split) | {"log": vars(dataset.log), "identity": dataset.identity}
-    views = found.pop("parts")
-    found["parts"] = {name: view[np.arange(len(view))].interaction for name, view in views.items()}
-    del found["split"]
-    return facts(found)
+    """Everything that is read of a dataset."""
+    return facts(cache.capture(dataset))
 
 
 def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[str]) -> None:
