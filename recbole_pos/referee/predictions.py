@@ -1,25 +1,29 @@
-"""Lists of recommended items as any system has written them.
+"""Lists of recommended items: those of any system are read, and those of a trained run written.
 
-In: a file (parquet, csv, tsv, TREC run, ranx json), a frame, or the dict of a ranx run. Out:
-:class:`Predictions`, whose rows are read in blocks and more than once, so that a file need not fit
-into memory. Only ranx json is read whole.
+:class:`Predictions` are the rows of a file (parquet, csv, tsv) or of a frame, which are read in
+blocks and more than once, so that a file need not fit into memory. :func:`write_lists` writes the
+lists that the metrics of a run are made of, in the same form.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.evaluation import EVENT, ITEMS
+from recbole_pos.experiment.run import load
+from recbole_pos.files import atomic_write
+from recbole_pos.referee.requests import make_requests, read_run_data
 from recbole_pos.values import listed, shown
 
 # Names of columns by what they hold: ours, RecTools', RePlay's, RecBole's, ranx's.
@@ -28,8 +32,9 @@ ITEM_COLUMNS = ("item_id", "item", "items", "item_idx", "iid", "doc_id", "docid"
 SCORE_COLUMNS = ("score", "rating", "relevance", "prediction")
 RANK_COLUMNS = ("rank",)
 SPLIT_COLUMN = "split"  # digest of the split that predictions were made for
-# The ranks of a TREC run are not read: it is sorted by its scores, as trec_eval does.
-_TREC_COLUMNS = ["request", "q0", "item", "place", "score", "tag"]
+_LENGTH = 100  # items of a list of a run by default
+# Of RecBole's metrics, one that makes the evaluation keep the best items of each target.
+_KEEPS_ITEMS = "ItemCoverage"
 _BLOCK_ROWS = 1 << 20
 _BLOCK_BYTES = 1 << 25
 
@@ -216,8 +221,7 @@ def open_predictions(source: Any) -> Predictions:
     A file is not read here but when rows are asked for, and from its beginning each time.
 
     Args:
-        source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a dict of a ranx run,
-            {request: {item: score}}.
+        source: a path; or a frame of pandas, polars, pyarrow or DuckDB.
 
     Raises:
         UsageError: if there is no such file, or the object is no frame.
@@ -229,65 +233,29 @@ def open_predictions(source: Any) -> Predictions:
         if not path.is_file():
             raise UsageError(f"{path} is not a file of predictions, or is not there")
         return Predictions(str(path), lambda: _read_file(path))
-    if isinstance(source, Mapping):
-        return Predictions("predictions", lambda: _read_ranx(source))
     table = _convert_frame(source)
     return Predictions("predictions", lambda: table.to_batches(max_chunksize=_BLOCK_ROWS))
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks: parquet, ranx json, csv or tsv with names, or a TREC run.
-
-    A TREC run has no names of columns, but lines such as ``ann Q0 item7 1 0.9 tag`` (request, Q0,
-    item, rank, score, tag). It is recognised by six words of which the second is Q0.
-    """
+    """Yield the rows of a file in blocks: parquet, or csv or tsv with a first line of names."""
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path) as parquet_file:
             yield from parquet_file.iter_batches(_BLOCK_ROWS)
         return
-    if path.suffix == ".json":
-        yield from _read_ranx(json.loads(path.read_bytes()))
-        return
 
-    # Tell the format, the separator and the names of the columns from the first line.
+    # Tell the separator and the names of the columns from the first line, which is then skipped.
     with open(path, encoding="utf-8-sig") as file:
         first_line = file.readline()
-    words = first_line.split()
-    is_trec = len(words) == len(_TREC_COLUMNS) and words[1].upper() == "Q0"
-    if is_trec:
-        names, delimiter = _TREC_COLUMNS, "\t" if "\t" in first_line else " "
-    else:
-        delimiter = "\t" if "\t" in first_line else ","
-        names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
-    # open_csv reads blocks of rows. The line with the names, if there is one, is skipped.
+    delimiter = "\t" if "\t" in first_line else ","
+    names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
     yield from csv.open_csv(
         path,
-        csv.ReadOptions(column_names=names, skip_rows=0 if is_trec else 1, block_size=_BLOCK_BYTES),
+        csv.ReadOptions(column_names=names, skip_rows=1, block_size=_BLOCK_BYTES),
         csv.ParseOptions(delimiter=delimiter),
         # names stay as they are written: 007 is not 7
         csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
-
-
-def _read_ranx(run: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a ranx run, {request: {item: score}}, in one block.
-
-    ``{"ann": {"x": 2.0, "y": 1.0}}`` gives the rows (ann, x, 2.0) and (ann, y, 1.0).
-
-    Raises:
-        UsageError: if it is none.
-    """
-    if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
-        raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
-    requests: list[str] = []
-    items: list[str] = []
-    scores: list[Any] = []
-    for request, score_by_item in run.items():
-        requests += [str(request)] * len(score_by_item)
-        items += map(str, score_by_item)
-        scores += score_by_item.values()
-    columns = {"request": pa.array(requests, pa.string()), "item": pa.array(items, pa.string())}
-    yield pa.RecordBatch.from_pydict({**columns, "score": pa.array(scores, pa.float64())})
 
 
 def _convert_frame(frame: Any) -> pa.Table:
@@ -311,4 +279,95 @@ def _convert_frame(frame: Any) -> pa.Table:
     raise UsageError(
         f"predictions: expected a file, or a frame with a row for each request and item; {reason} "
         "(of a matrix of scores take the best items of each row)"
+    )
+
+
+def write_lists(
+    run_dir: str | Path,
+    file: str | Path,
+    k: int | None = None,
+    part: str = "test",
+    data_path: str | Path | None = None,
+) -> Path:
+    """Write the best items of a trained run for each request of its split.
+
+    A request is the question which item comes next after a history; the held-out item is the right
+    answer. Nothing stands at the path until the file is complete.
+
+    Args:
+        run_dir: the folder of a run.
+        file: path of a .parquet or .csv file.
+        k: items of a list, see :func:`compute_lists`.
+        part: test or valid.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        UsageError: if the suffix of the file is another, or ``k`` is more than there are items.
+    """
+    file = Path(file)
+    if file.suffix not in (".parquet", ".csv"):
+        raise UsageError(f"{file}: expected a name that ends in .parquet or .csv")
+    lists = compute_lists(run_dir, k, part, data_path)
+
+    # atomic_write opens a file that gets its name when the block has ended.
+    is_parquet = file.suffix == ".parquet"
+    with atomic_write(file, text=not is_parquet) as unfinished:
+        write = lists.to_parquet if is_parquet else lists.to_csv
+        write(unfinished, index=False)
+    return file
+
+
+def compute_lists(
+    run_dir: str | Path,
+    k: int | None = None,
+    part: str = "test",
+    data_path: str | Path | None = None,
+) -> pd.DataFrame:
+    """Return the best items of a run for each request, as :func:`write_lists` writes them.
+
+    A request is the question which item comes next after a history.
+
+    Args:
+        run_dir: the folder of the run.
+        k: items of a list. By default 100, or all items of a dataset that has fewer.
+        part: test or valid.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+
+    Returns:
+        A row for each request and item: request and item (text), rank (from 1), and split, the
+        digest of the requests.
+    """
+    if k is None:
+        num_items = read_run_data(run_dir, data_path).item_num - 1  # without the id of padding
+        k = min(_LENGTH, num_items)
+
+    # Evaluate the run once more. What an evaluation keeps of each target depends on the metrics.
+    # The metric ItemCoverage (_KEEPS_ITEMS) makes it keep the best items; its value is not used.
+    # Metrics that need ranks make it keep which interactions the targets are, too.
+    metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
+    experiment = load(run_dir, data_path=data_path, options=metric)
+    requests = make_requests(experiment.dataset, part)
+    collector = experiment.trainer.eval_collector
+    collector.needs_ranks = True
+    experiment.trainer.evaluate(experiment.loaders[part], load_best_model=False)
+
+    # Of each target: the row of its interaction in the dataset, [targets], and the ids of its best
+    # items, [targets, k]. Targets are in the order of evaluation, and requests, one for each
+    # target, in that of the rows: so sort the lists by row.
+    target_rows = collector.last.get(EVENT).cpu().numpy()
+    items = collector.last.get(ITEMS).cpu().numpy()
+    items = items[np.argsort(target_rows, kind="stable")]
+
+    # a row for each request and item: requests a, b and k = 2 give a, a, b, b with ranks 1, 2, 1, 2
+    num_lists, length = items.shape
+    return pd.DataFrame(
+        {
+            "request": np.repeat(requests.names, length),
+            "item": requests.item_names[items.reshape(-1)],
+            "rank": np.tile(np.arange(1, length + 1), num_lists),
+            SPLIT_COLUMN: requests.digest,
+        }
     )

@@ -206,7 +206,10 @@ def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
 
 
 def read_split_data(
-    data: Any, config_files: Sequence[str | Path] = (), options: dict[str, Any] | None = None
+    data: Any,
+    config_files: Sequence[str | Path] = (),
+    options: dict[str, Any] | None = None,
+    strict: bool = True,
 ) -> Any:
     """Read a dataset from its files and split it, for predictions of other systems.
 
@@ -214,6 +217,7 @@ def read_split_data(
         data: a dataset, its name or its folder.
         config_files: yaml files of options, later ones winning.
         options: options of the data, which win over files, such as ``eval_args``.
+        strict: whether other options, such as those of a model, are errors.
 
     Returns:
         The dataset object of this package, with its split. No model is made.
@@ -225,7 +229,7 @@ def read_split_data(
     # numbers stay as they are in the files; RecBole's defaults for ml-100k scale them
     options = {"normalize_all": False, **(options or {})}
     # RecBole needs the name of a model to read data; _READING_MODEL is one that learns nothing.
-    return read_dataset(PosConfig(_READING_MODEL, name, files, options))
+    return read_dataset(PosConfig(_READING_MODEL, name, files, options, strict=strict))
 
 
 def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
@@ -238,25 +242,6 @@ def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> A
     options = {} if data_path is None else {"data_path": str(data_path)}
     run = RunFolder(run_dir).require()  # an error if it is no folder of a run
     return read_dataset(load_config(run, options))
-
-
-def read_plan_data(options: dict[str, Any]) -> Any:
-    """Read and split the dataset on which a study compares several models.
-
-    Args:
-        options: options that all models of the study share, with the name of the dataset
-            (``dataset``) and yaml files of further options (``config_files``). Options of models
-            may be among them, and have no effect.
-
-    Returns:
-        The dataset object of this package, with its split. No model is made.
-    """
-    name, files = options["dataset"], list(options.get("config_files", ()))
-    not_options = ("model", "dataset", "config_files")
-    shared = {key: value for key, value in options.items() if key not in not_options}
-    # RecBole needs the name of a model to read data; _READING_MODEL is one that learns nothing.
-    # It does not read the options of other models: with ``strict`` they would be errors.
-    return read_dataset(PosConfig(_READING_MODEL, name, files, shared, strict=False))
 
 
 def make_requests(dataset: Any, part: str = "test") -> Requests:

@@ -19,12 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import list_warnings
 from recbole_pos.referee.judge import Judgement, judge
 from recbole_pos.referee.predictions import open_predictions
-from recbole_pos.referee.requests import (
-    make_requests,
-    read_plan_data,
-    read_run_data,
-    read_split_data,
-)
+from recbole_pos.referee.requests import make_requests, read_run_data, read_split_data
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.collecting import Run, make_results, read_runs
@@ -187,7 +182,11 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy]) -> Judged:
     # The requests are the questions of the test split: a user's history, and the target to find in
     # it. They are the same for all rows, so read the data with the options of the first.
     first_row, _ = next(iter(files))
-    requests = make_requests(read_plan_data(plan.make_options(first_row)))
+    options = plan.make_options(first_row)
+    options.pop("model", None)
+    data, config_files = options.pop("dataset"), options.pop("config_files", ())
+    # Options of models may be among the others, and have no effect.
+    requests = make_requests(read_split_data(data, config_files, options, strict=False))
     judged = {}
     for (name, seed), file in files.items():
         # A packed study has the ranks of the targets in a file, and not the file itself.
