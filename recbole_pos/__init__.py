@@ -16,6 +16,7 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.config.metrics import register_metric as register_metric
+    from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
     from recbole_pos.referee.audit import audit as audit
-    from recbole_pos.referee.split_folder import Dataset as Dataset
     from recbole_pos.referee.split_folder import split as split
     from recbole_pos.serve.export import export as export
     from recbole_pos.serve.fit import fit as fit
@@ -47,8 +47,8 @@ compat.install()
 
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),
-    "convert": "recbole_pos.conversion.convert",
-    **dict.fromkeys(("Dataset", "split"), "recbole_pos.referee.split_folder"),
+    **dict.fromkeys(("convert", "Dataset"), "recbole_pos.conversion.convert"),
+    "split": "recbole_pos.referee.split_folder",
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -151,9 +149,6 @@ def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -
             found, found_scores = program({name: asked[name] for name in recommend.inputs})
             torch.testing.assert_close(found_scores, best, **CLOSE)
             assert torch.equal(found, ids)
-    if form == "onnx":  # without a mask
-        scores[:, 0] = -torch.inf
-        torch.testing.assert_close(program(given)[1], scores.topk(k).values, **CLOSE)
 
 
 # --- the folder ---
@@ -194,9 +189,6 @@ def test_the_lines_of_the_readme(
     names, vectors = loaded.item_vectors()
     assert json.loads((to / "items.json").read_text()) == [None, *names]
     np.testing.assert_array_equal(np.load(to / "vectors.npy")[1:], vectors)
-    table = pq.read_table(to / "vectors.parquet").to_pydict()
-    assert table["id"] == list(range(1, 1 + len(names))) and table["name"] == names.tolist()
-    np.testing.assert_array_equal(np.array(table["vector"], np.float32), vectors)
     with pytest.raises(UsageError, match="served is in use"):
         recbole_pos.export(run_dir, to, form)
 
@@ -251,20 +243,4 @@ def test_what_differs_is_not_written(trained, tmp_path: Path, monkeypatch) -> No
     monkeypatch.setattr(module, "load_program", lambda path: program)
     with pytest.raises(UsageError, match="its output differs from it by"):
         recbole_pos.export(trained("PosSASRec"), tmp_path / "served", "torch_export")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_an_error_and_leaves_nothing(trained, tmp_path, monkeypatch) -> None:
-    """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
-    program = torch.export.export(torch.nn.Linear(100, 100), (torch.zeros(1, 100),))  # of 40 kB
-    monkeypatch.setattr(module, "trace", lambda given: program)
-    command = ["export", str(trained("PosSASRec")), "--format=torch_export"]
-
-    def export() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        return main([*command, f"--to={tmp_path / 'served'}"])
-
-    done = fork(export)
-    assert done.returncode == 1 and done.stderr.startswith("error: cannot write"), done.stderr
     assert not list(tmp_path.iterdir())

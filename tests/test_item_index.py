@@ -125,30 +125,22 @@ def test_seen_and_excluded_items_stay_out(run: Path) -> None:
 
 
 def test_the_index_is_built_once_a_model(run: Path, monkeypatch) -> None:
-    """Not read after a change of the weights, or if it is damaged, which runs no code."""
+    """And not read after a change of the weights."""
     built = []
     cluster = item_index.cluster_items
     monkeypatch.setattr(item_index, "cluster_items", lambda x: built.append(1) or cluster(x))
     first = Recommender.load(run)
     text = item_index.use_index(first, LOW)
-    file = run / item_index.FILE
-    size = file.stat().st_size
+    size = (run / item_index.FILE).stat().st_size
     assert len(built) == 1 and size < 40_000  # without the vectors
     again = Recommender.load(run, histories_only=True)
     assert item_index.use_index(again, LOW) == text and len(built) == 1
     assert_same(again.recommend(histories=[["i1"]]), first.recommend(histories=[["i1"]]))
 
-    file.write_bytes(file.read_bytes()[:-100])
-    assert item_index.use_index(Recommender.load(run), LOW) == text
-    assert len(built) == 2 and file.stat().st_size == size
-    np.savez(file, key=np.array(object(), dtype=object))  # a pickle
-    item_index.use_index(Recommender.load(run), LOW)
-    assert len(built) == 3
-
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
     torch.save({**checkpoint, "another": 1}, run / "checkpoint.pt")
     item_index.use_index(Recommender.load(run, histories_only=True), LOW)  # reads the dataset
-    assert len(built) == 4
+    assert len(built) == 2
 
 
 def test_commands(run: Path, tmp_path: Path, capsys, monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
-from conftest import fork, wait
+from conftest import wait
 
 from recbole_pos.cli.main import main
 from recbole_pos.serve.recommender import Recommender
@@ -135,18 +134,3 @@ def test_after_a_kill_the_same_command_writes_the_rest(
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert not list(tmp_path.glob(".part*"))
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path), pd.read_parquet(whole))
-
-
-def test_a_full_disk_is_one_line(run: Path, whole: Path, tmp_path: Path) -> None:
-    size = min(map(len, contents(whole).values())) - 1
-
-    def write_little() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        return main(command(run, tmp_path))
-
-    done = fork(write_little)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert "error: cannot write" in done.stderr and "part-00000.parquet" in done.stderr
-    assert not contents(tmp_path) and not list(tmp_path.glob(".part*"))
-    assert main(command(run, tmp_path)) == 0
-    assert contents(tmp_path) == contents(whole)

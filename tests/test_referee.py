@@ -301,7 +301,7 @@ def test_bad_files_are_named(requests: Requests, tiny: Path, tmp_path: Path) -> 
 
 def test_a_dataset_of_a_frame_is_split() -> None:
     data = recbole_pos.Dataset.from_frame(make_log())
-    parts = data.split(eval_args={"split": {"LS": "test_only"}})
+    parts = split(data, eval_args={"split": {"LS": "test_only"}})
     assert len(parts.train) + len(parts.test) == len(make_log()) and not len(parts.valid)
     with pytest.raises(UsageError, match="has no valid targets"):
         parts.get_requests("valid")

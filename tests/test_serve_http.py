@@ -8,10 +8,8 @@ import math
 import multiprocessing
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, fork
+from conftest import PATIENCE
 
 from recbole_pos.cli.main import main
 from recbole_pos.serve.recommender import Recommender
@@ -128,17 +126,6 @@ def test_what_it_says_of_itself(server: Server, run_dir: Path) -> None:
     assert {"items", "times", "at"} <= history["properties"].keys()
 
 
-def test_clients_at_the_same_time_get_their_own_answers(
-    server: Server, direct: Recommender
-) -> None:
-    requests = [{"histories": [{"id": n, "items": [f"i{n}"]}], "k": 6} for n in range(1, 31)]
-    with ThreadPoolExecutor(4) as clients:
-        answers = list(clients.map(lambda asked: server.ask("/recommend", asked), requests))
-    for asked, (status, found) in zip(requests, answers, strict=True):
-        assert status == 200
-        assert_same(found["recommendations"], direct, asked)
-
-
 @pytest.mark.parametrize(
     ("status", "named", "path", "body"),
     [
@@ -161,28 +148,7 @@ def test_wrong_requests_are_refused(
 def test_what_cannot_be_served(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = fork(lambda: main(["serve", str(run_dir), f"--port={port}"]))
-    assert done.returncode != 0 and "address already in use" in done.stderr
     refused(["serve", tmp_path], "run folder")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "recbole_pos.serve.http", raising=False)
     refused(["serve", os.devnull], "pip install 'recbole-pos[serve]'")
-
-
-def test_sigterm_ends_it_when_requests_are_answered(run_dir: Path) -> None:
-    body = b'{"users": ["u1"]}'
-    head = "POST /recommend HTTP/1.1", "Host: x", "Content-Type: application/json"
-    head = "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode()
-    with (
-        serving(run_dir) as server,
-        socket.create_connection(("127.0.0.1", server.port)) as under_way,
-    ):
-        under_way.sendall(head + body[:3])
-        server.ask("/health")  # by now, it is read
-        server.process.terminate()
-        server.process.join(0.5)
-        assert server.process.is_alive()
-        under_way.sendall(body[3:])
-        assert under_way.recv(65536).startswith(b"HTTP/1.1 200")

@@ -272,10 +272,3 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here, capsys) -> No
     assert len(warned) == 1
     assert main(words(2)) == 2 and not Path("new").exists()
     assert advice in capsys.readouterr().err
-
-
-def test_a_run_without_an_epoch_says_so(here, capsys) -> None:
-    for name in ("checkpoint.pt", "result.json"):
-        Path("old", name).unlink()
-    assert main(["recommend", "old"]) == 2
-    assert "recbole-pos run --resume old" in capsys.readouterr().err

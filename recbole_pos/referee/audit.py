@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from recbole_pos.conversion.convert import Dataset
 from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.experiment.run import run
 from recbole_pos.files import TemporaryFolder
 from recbole_pos.referee.requests import Requests, make_requests, read_split_data
-from recbole_pos.referee.split_folder import PAGES, Dataset
+from recbole_pos.referee.split_folder import PAGES
 
-SPLITS: dict[str, dict[str, Any]] = {
-    "leave-one-out": {"LS": "valid_and_test"},
-    "by time": {"GT": [0.8, 0.9]},
+SPLITS: dict[str, dict[str, Any]] = {  # name -> option ``eval_args``
+    "leave-one-out": {"split": {"LS": "valid_and_test"}},
+    "by time": {"split": {"GT": [0.8, 0.9]}},
 }
 BASELINES = ("Pop", "TransitionGraph")
-_ORDERS = ("file", "random(1)", "random(2)", "random(3)")  # of interactions of the same time
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Audit:
         num_interactions, num_users, num_items: size of the dataset.
         num_targets: split -> number of test targets.
         counts: fact -> split -> number of test targets that it is true for.
-        levels: baseline -> split -> NDCG@10 of each order of simultaneous interactions, that of the
-            file first.
+        levels: baseline -> split -> NDCG@10 of the test targets.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Audit:
     num_items: int
     num_targets: Mapping[str, int]
     counts: Mapping[str, Mapping[str, int]]
-    levels: Mapping[str, Mapping[str, Sequence[float]]]
+    levels: Mapping[str, Mapping[str, float]]
 
     def __str__(self) -> str:
         """The page in markdown: a table, and what its lines mean."""
@@ -76,25 +75,19 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     is_name = isinstance(data, (str, os.PathLike)) and not Path(data).is_file()
     dataset = data if is_name else Dataset.from_frame(data)
     eval_args = options.pop("eval_args", {})
-    splits = {"as given": eval_args["split"]} if "split" in eval_args else SPLITS
+    splits = {name: {**eval_args, **split} for name, split in SPLITS.items()}
+    if "split" in eval_args:
+        splits = {"as given": eval_args}
 
     # for each split its test requests: a history, and the target to predict after it
     requests_by_split = {}
     for name, split in splits.items():
-        given = {**options, "eval_args": {"split": split}}
+        given = {**options, "eval_args": split}
         requests_by_split[name] = make_requests(read_split_data(dataset, config_files, given))
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
 
-    # Interactions of the same time have no order by themselves, so they keep that of the file. If
-    # there are such targets, the baselines are also tested with some random orders, which shows
-    # how much depends on the order. That takes a run for each, so only the first split is tested.
-    first_split = list(splits)[0]  # "as given", or leave-one-out
-    orders: dict[str, Sequence[str]] = {name: _ORDERS[:1] for name in splits}
-    if counts[first_split]["targets at a tie"]:
-        orders[first_split] = _ORDERS
-    levels = _measure_baselines(dataset, config_files, options, splits, orders)
-
     # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
+    first_split = next(iter(splits))
     first_dataset = requests_by_split[first_split].dataset
     return Audit(
         name=str(first_dataset.dataset_name),
@@ -105,7 +98,7 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         counts={
             fact: {name: counts[name][fact] for name in splits} for fact in counts[first_split]
         },
-        levels=levels,
+        levels=_measure_baselines(dataset, config_files, options, splits),
     )
 
 
@@ -145,33 +138,26 @@ def _measure_baselines(
     config_files: Sequence[str | Path],
     options: Mapping[str, Any],
     splits: Mapping[str, Any],
-    orders: Mapping[str, Sequence[str]],
-) -> dict[str, dict[str, list[float]]]:
+) -> dict[str, dict[str, float]]:
     """Train and test two baselines on every split of a dataset.
-
-    Interactions of the same time have no order by themselves. A split is tested once for each order
-    that they are put into, to see how much depends on it.
 
     Args:
         dataset: the dataset, its name or its folder.
         config_files: yaml files of options.
         options: options of the data, which win over files. Without ``mask_history`` among them,
             items of the user's past are ranked, too.
-        splits: name of each split -> how it is made, such as {"by time": {"GT": [0.8, 0.9]}}.
-        orders: name of each split -> orders of interactions of the same time, such as {"by time":
-            ["file", "random(1)"]}: that of the file, and a random one.
+        splits: name of each split -> option ``eval_args``, which says how it is made, such as
+            {"by time": {"split": {"GT": [0.8, 0.9]}}}.
 
     Returns:
-        Baseline -> name of each split -> NDCG@10 of the test targets, for each order.
+        Baseline -> name of each split -> NDCG@10 of the test targets.
     """
     name, files = read_dataset_name(dataset), [os.fspath(file) for file in config_files]
-    levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
+    levels: dict[str, dict[str, float]] = {model: {} for model in BASELINES}
     for model, (split_name, split) in itertools.product(BASELINES, splits.items()):
-        levels[model][split_name] = []
-        for order in orders[split_name]:
-            given = {"mask_history": False, **options, "eval_args": {"split": split, "ties": order}}
-            home = TemporaryFolder()  # for the output of the run; it is deleted with this object
-            result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
-            assert result is not None and result.test is not None  # one process; there are targets
-            levels[model][split_name].append(result.test["ndcg@10"])
+        given = {"mask_history": False, **options, "eval_args": split}
+        home = TemporaryFolder()  # for the output of the run; it is deleted with this object
+        result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
+        assert result is not None and result.test is not None  # one process; there are targets
+        levels[model][split_name] = result.test["ndcg@10"]
     return levels

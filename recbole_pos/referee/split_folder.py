@@ -17,7 +17,6 @@ import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pyarrow import parquet
 
-from recbole_pos.conversion import convert
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.files import replace_folder, write_json, write_text
@@ -119,15 +118,6 @@ def split(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         options: options of the data, such as ``eval_args``, ``mask_history`` and ``data_path``.
     """
     return DataSplit(read_split_data(data, config_files, options), source=data)
-
-
-class Dataset(convert.Dataset):
-    # the package's public Dataset: the one of convert.py, which cannot import what splits it
-    __doc__ = convert.Dataset.__doc__
-
-    def split(self, config_files: Sequence[str | Path] = (), **options: Any) -> DataSplit:
-        """Split the dataset as a run does; arguments are those of :func:`recbole_pos.split`."""
-        return split(self, config_files, **options)
 
 
 def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor, nn
@@ -119,17 +117,8 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
     for file, content in names_by_file.items():
         (folder / file).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
-    # Vectors of items for a search by vectors; the parquet leaves out the padding item 0.
-    vectors = encoder.model.item_vectors().numpy()
-    np.save(folder / "vectors.npy", vectors)
-    columns = {
-        "id": pa.array(range(1, len(names)), pa.int64()),
-        "name": pa.array(names[1:], pa.string()),
-        "vector": pa.FixedSizeListArray.from_arrays(
-            pa.array(vectors[1:].reshape(-1)), vectors.shape[1]
-        ),
-    }
-    pq.write_table(pa.table(columns), folder / "vectors.parquet")
+    # Vectors of items, for a search by vectors; row 0 is padding.
+    np.save(folder / "vectors.npy", encoder.model.item_vectors().numpy())
 
     readme = _render_readme(encoder, format, recommend.k, names, dataset.config)
     (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -506,7 +495,7 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a traced program as an ONNX file, in which the input ``allowed`` is optional.
+    """Write a traced program as an ONNX file.
 
     Args:
         program: the program as torch.export made it.
@@ -517,8 +506,6 @@ def write_onnx(
     Raises:
         UsageError: if torch cannot translate it.
     """
-    import onnx_ir  # here, since the package is optional
-
     # Two operations of torch are translated by functions of ours: ONNX has no cummin, and the
     # exporter's own translation of scalar_tensor loses digits of times.
     try:
@@ -536,17 +523,7 @@ def write_onnx(
             f"the model cannot be written as ONNX: {lines[0]}; choose the format torch_export"
         ) from error
 
-    # In ONNX an input that has an initial value ("initializer") may be left out. That of
-    # ``allowed`` [1, items] allows all items; ``shape`` has its sizes, of which the first is open.
     assert onnx_program is not None
-    graph = onnx_program.model.graph
-    for value in graph.inputs:
-        if value.name == "allowed":
-            assert value.shape is not None
-            num_items = int(str(value.shape[1]))
-            all_items = np.ones((1, num_items), dtype=bool)
-            value.const_value = onnx_ir.tensor(all_items, name="allowed")
-            graph.initializers["allowed"] = value
     onnx_program.save(str(path))
 
 

@@ -263,8 +263,8 @@ class FittedModel:
             RunWarning: the first time that now is taken.
 
         Raises:
-            UsageError: for a time that the model does not read, or after the year 2200, or if every
-                request is before the newest interaction of its history.
+            UsageError: for a time that the model does not read, or after the year 2200, or before
+                the newest interaction of its history.
         """
         if not self.scorer.reads_request:  # it was trained without request_time: target
             if at is None and histories.at is None:

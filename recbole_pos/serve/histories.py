@@ -180,11 +180,11 @@ def read_histories(
             of its tokens, or None for numbers.
 
     Returns:
-        The histories in their order. One without times, where the model needs them, has no
-        interactions and a text in ``errors``, so that the others still get an answer.
+        The histories in their order.
 
     Raises:
-        UsageError: naming the history that is malformed, what was found and what was expected.
+        UsageError: naming the history that is malformed, or has no times where the model needs
+            them; what was found and what was expected.
     """
     # A table with the usual columns only (_RARE_KEYS are the others), for a model without features,
     # is read column by column, which is much faster; None if a value needs the other way.
@@ -201,6 +201,13 @@ def read_histories(
         rows = _HISTORIES.validate_python(histories)
     except ValidationError as error:
         raise UsageError(describe_invalid(error, "histories")) from None
+
+    for number, row in enumerate(rows):
+        if needs_time and row.items and row.times is None:
+            raise UsageError(
+                f"histories[{number}]: the model reads times, so each history needs them: "
+                '{"items": [...], "times": [...]}'
+            )
 
     # Items of all histories, one history after the other; 0 is an unknown item, which pack leaves
     # out. Times of the requests are NaN where a history gives none.
@@ -219,15 +226,7 @@ def read_histories(
         features=_read_features(rows, fields, lengths),
     )
 
-    # A history that lacks the times that the model needs gets no answer, but the others do. If one
-    # lacks times that the model does not need, times are left out of all.
-    errors = {
-        number: f"histories[{number}]: the model reads times, so each history needs them: "
-        '{"items": [...], "times": [...]}'
-        for number, row in enumerate(rows)
-        if needs_time and row.items and row.times is None
-    }
-    packed = packed.refuse(errors)
+    # Of a model that needs no times, one history without them leaves them out of all.
     has_times = packed.times is not None and not np.isnan(packed.times).any()
     return packed if has_times else replace(packed, times=None)
 

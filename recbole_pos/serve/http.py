@@ -78,18 +78,14 @@ class Reason(BaseModel):
 
 
 class Recommendation(BaseModel):
-    """The items for one history or user, best first, with reasons for each if asked.
-
-    A history with an ``error`` has no items, and ``by`` is None.
-    """
+    """The items for one history or user, best first, with reasons for each if asked."""
 
     id: str | int
     items: list[str]
     scores: list[float]
-    by: str | None
+    by: str
     unknown: int
     because: list[list[Reason]] | None = None
-    error: str | None = None
 
 
 class Neighbours(BaseModel):
@@ -108,8 +104,7 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         body: the request.
 
     Returns:
-        One answer for each history or user. It has an error, and no items, for a history that the
-        model cannot read, such as one without the times that it needs.
+        One answer for each history or user.
 
     Raises:
         UsageError: if the request has both histories and users, or neither, or if something else
@@ -170,18 +165,14 @@ def _make_answers(
     answers = []
     bounds = np.searchsorted(row, np.arange(len(histories) + 1)).tolist()
     for index, (start, end) in enumerate(pairwise(bounds)):
-        # A history without a known item was ranked by popularity; one with an error not at all.
-        error = histories.errors.get(index)
-        source = MODEL if histories.lengths[index] else POPULARITY
         answers.append(
             Recommendation(
                 id=histories.ids[index],
                 items=items[start:end],
                 scores=scores[start:end],
-                by=None if error else source,
+                by=MODEL if histories.lengths[index] else POPULARITY,
                 unknown=histories.unknown[index],
                 because=None if reasons is None else reasons[start:end],
-                error=error,
             )
         )
     return answers

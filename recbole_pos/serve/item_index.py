@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ def encode_sample(source: Recommender) -> torch.Tensor:
 
 
 def read_index(file: Path, key: str, vectors: np.ndarray) -> ItemIndex | None:
-    """Return the index in a file; None if it is missing, damaged or of another model.
+    """Return the index in a file; None if there is no such file, or one of another model.
 
     numpy reads it, which runs no code from the file, and the vectors come from the model.
 
@@ -166,21 +165,16 @@ def read_index(file: Path, key: str, vectors: np.ndarray) -> ItemIndex | None:
         key: digest of the weights and item vectors of the model.
         vectors: [items + 1, d] float32 item vectors by id.
     """
-    try:
-        with np.load(file) as saved:
-            if str(saved["key"]) != key:
-                return None
-            lists, centroids = saved["lists"], saved["centroids"]
-            probes, recalls = saved["probes"], saved["recalls"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    if not file.is_file():
         return None
-
-    # faiss, which is written in C++, does not check that the numbers of lists are within bounds.
-    has_shapes = centroids.shape[1:] == vectors.shape[1:] and lists.shape == (len(vectors) - 1,)
-    if not has_shapes or lists.min() < 0 or lists.max() >= len(centroids):
-        return None
-    index = ItemIndex(vectors, centroids, lists)
-    index.probes, index.recalls = probes, recalls  # as they were measured when it was built
+    with np.load(file) as saved:
+        lists, centroids = saved["lists"], saved["centroids"]
+        # faiss, which is written in C++, does not check the numbers of lists.
+        is_within_bounds = 0 <= lists.min() and lists.max() < len(centroids)
+        if str(saved["key"]) != key or not is_within_bounds:
+            return None
+        index = ItemIndex(vectors, centroids, lists)
+        index.probes, index.recalls = saved["probes"], saved["recalls"]  # as they were measured
     return index
 
 

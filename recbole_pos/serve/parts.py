@@ -154,11 +154,6 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
         counts = _write_all(writer, share, settings.workers, reporter)
 
     report_counts(counts, writer.trained, reporter)
-    if counts["refused"]:
-        reporter.warning(
-            f"{counts['refused']:,} histories get no answer: they lack times that the model reads, "
-            "or ask before their newest interaction"
-        )
     num_missing = len(writer.list_missing())
     state = f"{num_missing:,} parts are missing" if num_missing else "complete"
     reporter.line(f"{out}: {writer.num_parts:,} parts, {state}")

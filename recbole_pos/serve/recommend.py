@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
@@ -141,8 +141,7 @@ def write_recommendations(
     Args:
         options: what is recommended.
         out: a file named ``.csv`` or ``.parquet``; by default ``recommendations.csv`` in the run
-            folder. A name without an ending is csv, as is a pipe or ``/dev/stdout``, which is
-            written to directly.
+            folder. A name without an ending is csv.
         users: names of users in the dataset; by default all, unless there are histories.
 
     Returns:
@@ -154,13 +153,12 @@ def write_recommendations(
     """
     keep_freed_memory()  # else each batch asks the system for memory again, which takes time
     file = Path(out or RunFolder(options.run_dir).require().path / "recommendations.csv")
-    is_pipe = os.path.exists(file) and not os.path.isfile(file)  # or a device: /dev/stdout
-    if file.suffix not in ("", ".csv", ".parquet") and not is_pipe:
+    if file.suffix not in ("", ".csv", ".parquet"):
         raise UsageError(f"out: {file}: expected a name that ends in .csv or .parquet; change it")
 
     # The file is opened before the model is loaded, so that a wrong path fails at once. ``choice``
     # are the items that may be recommended. ``parts`` are some thousand histories each, as arrays.
-    reporter = Reporter(enabled=not is_pipe)  # only the table goes into a pipe
+    reporter = Reporter()
     counts: Counter[str] = Counter()
     first_rows: list[pd.DataFrame] = []  # of each table that is written, to print a short result
     with open_writer(file) as write:
@@ -180,7 +178,6 @@ def write_recommendations(
 
             for histories in parts:
                 histories = trained.add_request_time(histories, read_at(options.at))
-                histories.warn_of_errors()
                 counts += write_lists(trained, choice, options, histories, write_and_show)
 
     # Print a result of at most _MAX_PRINTED rows, unless it is for all users; then the counts.
@@ -210,11 +207,9 @@ def write_lists(
 
     Returns:
         Counts: ``users`` (or histories); ``rows`` (recommendations); ``popular``, users who get the
-        most popular items; ``unknown``, items of histories that the model does not know; and
-        ``refused``, histories with an error of their own, which get no recommendations.
+        most popular items; and ``unknown``, items of histories that the model does not know.
     """
     counts = Counter(users=len(histories), unknown=int(histories.unknown.sum()))
-    counts["refused"] = len(histories.errors)
     k, because = options.k, options.because
     for table in trained.make_tables(histories, k, options.exclude_seen, choice, because):
         # Users and items of the dataset are in columns named like its fields, not id and item.
@@ -517,45 +512,24 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
         file: parquet if its suffix is ``.parquet``, otherwise csv.
     """
     is_parquet = file.suffix == ".parquet"
-    with atomic_write(file, text=not is_parquet) as unfinished:
-        if is_parquet:
-            with closing(_ParquetAppender(unfinished)) as appender:
-                yield appender.append
-            return
+    with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:
+        parquet_writer: pq.ParquetWriter | None = None  # from the first table on
+        has_header = False  # only the first table of csv has a line of the names of columns
 
-        has_header = False
+        def write_parquet(table: pd.DataFrame) -> None:
+            nonlocal parquet_writer
+            schema = _make_schema(list(table.columns))
+            if parquet_writer is None:
+                parquet_writer = stack.enter_context(pq.ParquetWriter(unfinished, schema))
+            table = table.astype({table.columns[0]: str})  # ids of histories may be numbers
+            parquet_writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
 
         def write_csv(table: pd.DataFrame) -> None:
-            nonlocal has_header  # only the first table has a line of the names of columns
+            nonlocal has_header
             _escape_formulas(table).to_csv(unfinished, header=not has_header, index=False)
             has_header = True
 
-        yield write_csv
-
-
-class _ParquetAppender:
-    """Appends tables of recommendations to a parquet file, whose columns the first table decides.
-
-    Args:
-        file: the file to write.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.writer: pq.ParquetWriter | None = None  # from the first table on
-
-    def append(self, table: pd.DataFrame) -> None:
-        """Append a table, with names of users and items as text."""
-        schema = _make_schema(list(table.columns))
-        if self.writer is None:
-            self.writer = pq.ParquetWriter(self.file, schema)
-        table = table.astype({table.columns[0]: str})  # ids of histories may be numbers
-        self.writer.write_table(pa.Table.from_pandas(table, schema, preserve_index=False))
-
-    def close(self) -> None:
-        """Write the end of the file, if a table was written."""
-        if self.writer is not None:
-            self.writer.close()
+        yield write_parquet if is_parquet else write_csv
 
 
 def _make_schema(names: list[str]) -> pa.Schema:

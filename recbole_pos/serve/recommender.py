@@ -254,9 +254,7 @@ class Recommender(FittedModel):
                 score falls; see :meth:`explain`.
 
         Warns:
-            RunWarning: once, if a model that reads the time of the request gets none; and if some
-                histories get no rows, since they have no times where the model needs them, or their
-                request is before their newest interaction.
+            RunWarning: once, if a model that reads the time of the request gets none.
 
         Returns:
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
@@ -266,8 +264,9 @@ class Recommender(FittedModel):
             in :meth:`explain`. They are empty where an item has fewer reasons.
 
         Raises:
-            UsageError: for users without an interaction, a malformed history, scores that are not
-                numbers, or ``because`` with a model that reads no history.
+            UsageError: for users without an interaction, a malformed history, a request before the
+                newest interaction of its history, scores that are not numbers, or ``because`` with
+                a model that reads no history.
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
@@ -277,7 +276,6 @@ class Recommender(FittedModel):
         choice = self.choose_items(allowed, excluded, boosts)
         packed = self.read_users(users) if histories is None else self.read(histories)
         packed = self.add_request_time(packed, at)
-        packed.warn_of_errors()
         tables = self.make_tables(packed, k, exclude_seen, choice, because)
         return pd.concat(tables, ignore_index=True)
 
@@ -382,7 +380,7 @@ class Recommender(FittedModel):
     ) -> tuple[np.ndarray, ...]:
         """Return the k items with the highest scores for each history.
 
-        Histories without a known item get the most popular items, and those with an error nothing.
+        Histories without a known item get the most popular items.
 
         Args:
             histories: the histories.
@@ -398,8 +396,7 @@ class Recommender(FittedModel):
 
         # Divide the histories into empty ones and others. The others are sorted by length, since
         # batches of histories of about the same length need little padding.
-        has_error = np.isin(np.arange(len(histories)), list(histories.errors))
-        empty = np.flatnonzero((histories.lengths == 0) & ~has_error)
+        empty = np.flatnonzero(histories.lengths == 0)
         not_empty = np.flatnonzero(histories.lengths)
         not_empty = not_empty[histories.lengths[not_empty].argsort(kind="stable")]
 
@@ -529,14 +526,13 @@ class Recommender(FittedModel):
             histories: b histories in the forms that :meth:`recommend` takes.
 
         Returns:
-            [b, d] float32; zeros for a history without a known item, or one that gets no answer.
+            [b, d] float32; zeros for a history without a known item.
 
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
         """
         d = self.scorer.require_vectors().size(1)  # [items + 1, d]
         packed = self.add_request_time(self.read(histories))
-        packed.warn_of_errors()
         states = np.zeros((len(packed), d), dtype=np.float32)
         for rows in _divide(np.flatnonzero(packed.lengths)):  # BATCH histories at a time
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()

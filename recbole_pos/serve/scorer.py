@@ -6,7 +6,6 @@ ranks these.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.windows import gather_index, map_tensors
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import (
     Choice,
     Scores,
@@ -62,7 +61,6 @@ class Histories:
         users: [b] int64 user ids, where the histories are those of users in the dataset.
         at: [b] float64 times at which recommendations are asked for, NaN if missing; None if all.
         features: features of the interactions and users.
-        errors: index of a history -> why it gets no answer; it has no interactions here.
     """
 
     ids: list[Any]
@@ -73,7 +71,6 @@ class Histories:
     users: np.ndarray | None = None
     at: np.ndarray | None = None
     features: Features = field(default_factory=Features)
-    errors: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -120,53 +117,25 @@ class Histories:
             newest[not_empty] = self.times[ends[not_empty] - 1]
         return newest
 
-    def refuse(self, errors: Mapping[int, str]) -> Histories:
-        """Take the interactions from some histories, which then get an error and no answer.
-
-        Args:
-            errors: index of a history -> why it gets no answer. It loses its interactions.
-
-        Raises:
-            UsageError: if no other history is left, with the first error.
-        """
-        if not errors:
-            return self
-        errors = {**self.errors, **errors}
-        if len(errors) == len(self):
-            raise UsageError(next(iter(errors.values())))
-
-        # Keep only the interactions of histories without an error. If the second of two histories
-        # with lengths [2, 1] has one, ``is_kept`` is [True, True, False].
-        has_error = np.isin(np.arange(len(self)), list(errors))
-        is_kept = np.repeat(~has_error, self.lengths)  # [m]
-        lengths = np.where(has_error, 0, self.lengths)
-        return replace(self._take_interactions(np.flatnonzero(is_kept), lengths), errors=errors)
-
-    def warn_of_errors(self) -> None:
-        """Warn if some histories get no answer, with their number and the first reason."""
-        if self.errors:
-            first = next(iter(self.errors.values()))
-            text = f"{len(self.errors):,} of {len(self):,} histories get no answer: {first}"
-            warnings.warn(text, RunWarning, stacklevel=3)
-
     def with_request_time(self, default: float | np.ndarray) -> Histories:
         """Return the histories, each with the time at which recommendations to it are asked for.
 
-        A history whose request is before its newest interaction loses its interactions and gets a
-        text in ``errors``, so that the others still get an answer.
-
         Args:
             default: time of the requests that have none; one for all, or [b].
+
+        Raises:
+            UsageError: if a request is before the newest interaction of its history.
         """
         # ``at`` has the times that histories give themselves, NaN where one gives none.
         at = np.full(len(self), np.nan) if self.at is None else self.at
         at, newest = np.where(np.isnan(at), default, at), self.newest
-        errors = {
-            row: f"at: the history {shown(self.ids[row])} asks at {at[row]:.15g}, before its "
-            f"newest interaction at {newest[row]:.15g}; give a later time"
-            for row in np.flatnonzero(at < newest).tolist()
-        }
-        return replace(self.refuse(errors), at=at)
+        if (at < newest).any():
+            row = int((at < newest).argmax())  # the first one
+            raise UsageError(
+                f"at: the history {shown(self.ids[row])} asks at {at[row]:.15g}, before its newest "
+                f"interaction at {newest[row]:.15g}; give a later time"
+            )
+        return replace(self, at=at)
 
     def select(self, rows: np.ndarray) -> Histories:
         """Return some of the histories, with all that belongs to them.
@@ -189,7 +158,6 @@ class Histories:
             unknown=self.unknown[rows],
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
-            errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
             features=Features(selected.features.events, users),
         )
 
