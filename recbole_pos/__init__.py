@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
     from recbole_pos.referee.audit import audit as audit
-    from recbole_pos.referee.split_folder import split as split
+    from recbole_pos.referee.split import split as split
     from recbole_pos.serve.export import export as export
     from recbole_pos.serve.fit import fit as fit
     from recbole_pos.serve.fit import load as load
@@ -48,7 +48,7 @@ compat.install()
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),
     **dict.fromkeys(("convert", "Dataset"), "recbole_pos.conversion.convert"),
-    "split": "recbole_pos.referee.split_folder",
+    "split": "recbole_pos.referee.split",
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",

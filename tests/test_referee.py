@@ -29,8 +29,7 @@ from recbole_pos.referee.judge import (
     judge,
 )
 from recbole_pos.referee.predictions import open_predictions, write_lists
-from recbole_pos.referee.requests import Requests, make_requests
-from recbole_pos.referee.split_folder import DataSplit, split
+from recbole_pos.referee.split import DataSplit, Requests, make_requests, split
 
 SPLITS: dict[str, dict[str, Any]] = {
     "leave-one-out": {},

@@ -18,8 +18,7 @@ import recbole_pos
 from recbole_pos.config.metrics import compute_gains
 from recbole_pos.errors import UsageError
 from recbole_pos.referee.audit import audit, count_facts
-from recbole_pos.referee.requests import make_requests
-from recbole_pos.referee.split_folder import split
+from recbole_pos.referee.split import make_requests, split
 from recbole_pos.study.power import PairNoise
 from recbole_pos.study.rendered_table import Cell, RenderedTable
 from recbole_pos.study.statistics import compute_detectable, estimate_difference

@@ -366,7 +366,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Parquet files of training, validation and test; requests without their targets, and the targets;
     a README with the protocol. Options of the data (--eval_args, --mask_history) are those of run.
     """
-    from recbole_pos.referee.split_folder import split
+    from recbole_pos.referee.split import split
 
     # ``overrides`` has the options that are given as --key value, by key.
     print(split(args.dataset, args.config_files, **overrides).to_folder(args.to))

@@ -20,8 +20,7 @@ from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.experiment.run import run
 from recbole_pos.files import TemporaryFolder
-from recbole_pos.referee.requests import Requests, make_requests, read_split_data
-from recbole_pos.referee.split_folder import PAGES
+from recbole_pos.referee.split import PAGES, Requests, make_requests, read_split_data
 
 SPLITS: dict[str, dict[str, Any]] = {  # name -> option ``eval_args``
     "leave-one-out": {"split": {"LS": "valid_and_test"}},

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from recbole_pos.errors import UsageError
 from recbole_pos.referee.predictions import Predictions
-from recbole_pos.referee.requests import Requests, count_within, divide
-from recbole_pos.referee.split_folder import PROTOCOL_FILE
+from recbole_pos.referee.split import PROTOCOL_FILE, Requests, count_within, divide
 from recbole_pos.values import listed, shown
 
 _BLOCK_ROWS = 1 << 23  # rows of lists that are sorted at a time, in about 1.2 GB

@@ -23,7 +23,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import EVENT, ITEMS
 from recbole_pos.experiment.run import load
 from recbole_pos.files import atomic_write
-from recbole_pos.referee.requests import make_requests, read_run_data
+from recbole_pos.referee.split import make_requests, read_run_data
 from recbole_pos.values import listed, shown
 
 # Names of columns by what they hold: ours, RecTools', RePlay's, RecBole's, ranx's.

@@ -38,7 +38,6 @@ def fit(
     *,
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path | None = None,
-    settings: RunArguments | None = None,
     **keywords: Any,
 ) -> Recommender:
     """Train a model to early stopping as :func:`run` does, test its best epoch, and return it.
@@ -58,7 +57,6 @@ def fit(
         run_dir: folder of the run; by default a temporary one, which is removed with the last
             object that needs it: :meth:`Recommender.save` copies it. A given one stays, so its
             dataset should not be temporary, see :meth:`Dataset.from_frame`.
-        settings: the other arguments of :func:`run` together.
         keywords: options, such as ``epochs``, ``learning_rate``, ``position``; or the other
             arguments of :func:`run` by name, such as ``verbose``.
 
@@ -66,8 +64,8 @@ def fit(
         UsageError: if an argument is wrong, see :func:`run`.
     """
     # ``keywords`` are arguments of run, such as verbose, or options, such as epochs. The first go
-    # into ``args``, a copy of the settings.
-    args, options = split_keywords(settings or RunArguments(), keywords)
+    # into ``args``.
+    args, options = split_keywords(RunArguments(), keywords)
 
     # ``resources`` are the dataset and the folder of the run, of which both may be temporary. The
     # returned object refers to them, so that they exist as long as it does.

@@ -19,7 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import list_warnings
 from recbole_pos.referee.judge import Judgement, judge
 from recbole_pos.referee.predictions import open_predictions
-from recbole_pos.referee.requests import make_requests, read_run_data, read_split_data
+from recbole_pos.referee.split import make_requests, read_run_data, read_split_data
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.collecting import Run, make_results, read_runs

@@ -27,7 +27,7 @@ from recbole_pos.experiment.evaluation import make_rank_table
 from recbole_pos.experiment.folder import Result, RunFolder, make_folder
 from recbole_pos.files import atomic_write, read_capped, write_json
 from recbole_pos.referee.judge import Judgement
-from recbole_pos.referee.requests import Requests
+from recbole_pos.referee.split import Requests
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan, Source
