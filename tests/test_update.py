@@ -116,7 +116,7 @@ def test_attributes_may_change(tmp_path, capsys) -> None:
         pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)
     write_items({**kinds, next(iter(kinds)): "k9"})
     recbole_pos.serve.recommend.write_recommendations(
-        recbole_pos.serve.recommend.ListOptions(str(run_dir)), users=["u5"]
+        recbole_pos.serve.recommend.ListOptions(run_dir=str(run_dir)), users=["u5"]
     )
     assert "values of kind have changed" in capsys.readouterr().out
 

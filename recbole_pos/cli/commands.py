@@ -454,6 +454,7 @@ def _lists(args: argparse.Namespace) -> None:
     option("--because N", "past interactions that carried an item (0)", default=0),
     option("--out FILE", "a .csv or .parquet file (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
+    arguments.IndexArguments,
     arguments.PartArguments,
     *_DATA_PATH_AND_PLUGINS,
 )

@@ -162,7 +162,7 @@ class IndexArguments:
 
 
 @dataclass(frozen=True)
-class PartArguments(IndexArguments):
+class PartArguments:
     """How :func:`recbole_pos.serve.parts.recommend_in_parts` writes its parts."""
 
     part_rows: int | None = _arg(None, "write a folder (--out) of resumable parts of N users", "N")

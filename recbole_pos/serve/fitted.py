@@ -77,7 +77,6 @@ class FittedModel:
         self.model, self.loaders = experiment.model, experiment.loaders
         self.trainer = experiment.trainer
         self.num_added = 0
-        self._has_warned = False  # that a request without a time is taken to be made now
 
     @property
     def result(self) -> Result | None:
@@ -260,7 +259,7 @@ class FittedModel:
                 to take now.
 
         Warns:
-            RunWarning: the first time that now is taken.
+            RunWarning: if now is taken; Python prints it once for each line that calls this.
 
         Raises:
             UsageError: for a time that the model does not read, or after the year 2200, or before
@@ -285,7 +284,7 @@ class FittedModel:
         return histories
 
     def _take_now(self, histories: Histories) -> np.ndarray:
-        """Return the current time [b] in the unit of the time field, and warn the first time.
+        """Return the current time [b] in the unit of the time field, and warn that it is taken.
 
         A history whose newest interaction is later than this machine's clock, since another clock
         gave it its times, gets the time of that interaction.
@@ -295,9 +294,7 @@ class FittedModel:
         """
         if self._unit is None:
             raise UsageError("at: the time field counts no time; give at instead of now")
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 4)
+        warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 4)
         return np.maximum(time.time() / self._unit, histories.newest)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recbole_pos.config.arguments import IndexArguments, PartArguments, list_changed
+from recbole_pos.config.arguments import PartArguments, list_changed
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.errors import PosError, UsageError
@@ -78,7 +78,7 @@ def recommend_to_files(
     """Write recommendations as the command does: one file or, with ``part_rows``, many parts.
 
     Args:
-        settings: how parts are written, if any, and whether there is an index.
+        settings: how parts are written, if any.
         options: what is recommended.
         out: the file, or the folder of parts; None for a file in the folder of the run.
         users: names of users; ``["all"]`` or None for all.
@@ -90,14 +90,7 @@ def recommend_to_files(
         UsageError: if parts are asked for without the folder or their size, or for some users only.
     """
     users = None if users == ["all"] else users
-    # The index finds nearly all of the best items, faster than an exact search. ``index_recall`` is
-    # the least share of them that it must find.
-    if settings.index is not None:
-        options = replace(options, item_index=IndexArguments(settings.index, settings.index_recall))
-    # Without settings of parts, write one file. ``list_changed`` returns the names of the settings
-    # that the user has changed; those of the index are for one file, too.
-    part_settings = set(list_changed(settings)) - {"index", "index_recall"}
-    if not part_settings:
+    if not list_changed(settings):  # names of the settings that the user has changed
         return write_recommendations(options, out, users)
 
     if settings.part_rows is None:
@@ -270,12 +263,12 @@ class PartWriter:
 
         Raises:
             UsageError: if the model reads the time of the request and none is fixed: parts are
-                written at different times, and "now" would differ between them.
+                written at different times, and the present would differ between them.
         """
         self.job = job
         self.trained, self.choice = load_model(job.options, reporter)
         # reads_request: the model was trained with request_time: target
-        if self.trained.scorer.reads_request and job.options.at in (None, "now"):
+        if self.trained.scorer.reads_request and job.options.at is None:
             raise UsageError(
                 f"at: {self.trained.config['model']} reads the time of the request, which must be "
                 "the same in all parts; give --at a date or a number"

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,8 +77,8 @@ def recommend(
     return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
-@dataclass(frozen=True)
-class ListOptions:
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(IndexArguments):
     """What to recommend, and after which histories: arguments of the command ``recommend``.
 
     Attributes:
@@ -93,8 +92,8 @@ class ListOptions:
         at: time of the requests, see :func:`read_at`.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
         because: number of past interactions to name as reasons for each item.
-        item_index: an approximate index by which items are found, see :func:`use_index`; None
-            scores all items.
+        index, index_recall: an approximate index by which items are found, see :func:`use_index`;
+            with None all items are scored.
     """
 
     run_dir: str
@@ -107,7 +106,6 @@ class ListOptions:
     at: str | None = None
     item_vectors: str | None = None
     because: int = 0
-    item_index: IndexArguments | None = None
 
 
 def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, Choice]:
@@ -125,8 +123,8 @@ def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, C
     trained = Recommender.load(options.run_dir, options.data_path, histories_only=has_histories)
     if options.item_vectors is not None:
         reporter.line(trained.add_items(options.item_vectors))
-    if options.item_index is not None:
-        reporter.line(use_index(trained, options.item_index, options.data_path))
+    if options.index is not None:
+        reporter.line(use_index(trained, options, options.data_path))
     # Print what the dataset has gained since training, and names that are of no known item.
     _report_growth(trained, reporter)
     report_unknown(trained, reporter, items=items, exclude=exclude)
@@ -446,17 +444,15 @@ def rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     return table.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
-def read_at(text: str | None) -> float | str | datetime | None:
+def read_at(text: str | None) -> float | str | None:
     """Read the time of a request, for which recommendations are made, from the command line.
 
     Args:
-        text: a number, ``now``, a date in ISO 8601, or None.
+        text: a number, a date in ISO 8601, or None.
 
     Returns:
-        A float, the current time in UTC, the text of a date as it is, which is read later, or None.
+        A float, the text of a date as it is, which is read later, or None, which stands for now.
     """
-    if text == "now":
-        return datetime.now(timezone.utc)
     try:
         return None if text is None else float(text)
     except ValueError:

@@ -254,7 +254,7 @@ class Recommender(FittedModel):
                 score falls; see :meth:`explain`.
 
         Warns:
-            RunWarning: once, if a model that reads the time of the request gets none.
+            RunWarning: if a model that reads the time of the request gets none.
 
         Returns:
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
