@@ -41,11 +41,6 @@ def whole(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def start(run: Path, out: Path, *more: Any) -> subprocess.Popen:
-    words = [sys.executable, "-m", "recbole_pos", *command(run, out, *more)]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-
-
 def test_parts_are_the_table_of_recommend(run: Path, whole: Path) -> None:
     """And pandas reads the folder as one table."""
     assert len(contents(whole)) == -(-USERS // 7)
@@ -109,7 +104,9 @@ def test_after_a_kill_the_same_command_writes_the_rest(
 ) -> None:
     """What is written stays, and no process is left."""
     one_user_each = ("--part_rows", 1)
-    process = start(run, tmp_path, *one_user_each, "--workers", 2)
+    words = [sys.executable, "-m", "recbole_pos"]
+    words += command(run, tmp_path, *one_user_each, "--workers", 2)
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         wait(lambda: process.poll() is not None or contents(tmp_path))
         children = psutil.Process(process.pid).children(recursive=True)

@@ -359,19 +359,15 @@ def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             np.testing.assert_array_equal(joined, getattr(want, name))
 
 
-def test_histories_without_ids_are_numbered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_histories_without_ids_are_numbered(tmp_path: Path, monkeypatch) -> None:
     """In every form alike, and through all parts of a file."""
     monkeypatch.setattr("recbole_pos.serve.recommend.PART", 2)
     table = pa.table({"items": [["i1"], ["i2", "i1"], ["i3"]], "times": [[1], [5, 2], [3]]})
-    (batch,) = table.to_batches()
-    for given in (table, batch, table.to_pandas()):
-        found = read_histories(given, IDS, True)
-        assert found.ids == [0, 1, 2] and found.lengths.tolist() == [1, 2, 1]
-        assert found.times is not None and found.times.tolist() == [1, 2, 5, 3]
+    for given in (table, table.to_batches()[0], table.to_pandas()):
+        found = READER.read(given)
+        assert found.ids == [0, 1, 2] and found.times.tolist() == [1, 2, 5, 3]
     named = table.append_column("id", pa.array(["a", None, "c"]))
-    assert read_histories(named.to_batches()[0], IDS, True).ids == ["a", 1, "c"]
+    assert READER.read(named).ids == ["a", 1, "c"]
     pq.write_table(table, tmp_path / "h.parquet")
     parts = read_file(READER, str(tmp_path / "h.parquet"))
     assert [part.ids for part in parts] == [[0, 1], [2]]

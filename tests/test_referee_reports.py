@@ -20,7 +20,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.referee.audit import audit, count_facts
 from recbole_pos.referee.split import make_requests, split
 from recbole_pos.study.power import PairNoise
-from recbole_pos.study.rendered_table import Cell, RenderedTable
 from recbole_pos.study.statistics import compute_detectable, estimate_difference
 
 DOCS = Path(__file__).parent.parent / "docs" / "referee.md"
@@ -83,16 +82,6 @@ def test_plan_and_latex_of_a_study(
     assert re.search(r"1† +│ +0\.\d{4}", out)
     with pytest.raises(UsageError, match="--rows 'F_1' --seeds 2"):
         recbole_pos.compare(study, run_dir=folder, plan=True, seeds=1)
-
-
-def test_latex_prints_every_sign() -> None:
-    line = (Cell("[x]*"), Cell("0.1 ± 0.2", "p < 0.001†", bold=True))
-    table = RenderedTable("A_B", ("a & b", "50%"), (line, line), ("~ ^ \\ {x} # $",))
-    text = table.latex()
-    assert r"\begin{tabular}{lr}" in text and r"a \& b & 50\% \\" in text
-    cell = r"\textbf{0.1 $\pm$ 0.2} {\scriptsize p $<$ 0.001$\dagger$}"
-    assert text.count(f"{{[x]*}} & {cell} \\\\") == 2
-    assert r"\textasciitilde{} \textasciicircum{} \textbackslash{} \{x\} \# \$" in text
 
 
 def test_the_audit_in_loops(tiny: Path, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,29 @@ pytestmark = pytest.mark.slow
 JSON = {"Content-Type": "application/json"}
 
 
-@dataclass
-class Server:
-    process: Any
-    port: int
+Ask = Callable[..., tuple[int, Any]]  # of a path and a body: status and content
 
-    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and content of POST, or of GET without a body; bytes go as they are."""
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+@pytest.fixture(scope="module")
+def ask(run_dir: Path) -> Iterator[Ask]:
+    """A server that is forked from this process, and ended with SIGTERM, which must go well."""
+    reader, writer = os.pipe()
+
+    def child() -> None:
+        for output in (1, 2):
+            os.dup2(writer, output)
+        sys.stdout, sys.stderr = (open(output, "w", closefd=False) for output in (1, 2))
+        code = main(["serve", "--port=0", str(run_dir)])
+        sys.stdout.flush()
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    os.close(writer)
+
+    def send(path: str, body: Any = None) -> tuple[int, Any]:
+        """POST, or GET without a body; bytes go as they are."""
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
         client.request("GET" if body is None else "POST", path, body, JSON)
@@ -42,27 +55,11 @@ class Server:
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, json.loads(content) if is_json else content
 
-
-@contextmanager
-def serving(*words: str | Path) -> Iterator[Server]:
-    """One that is ready, forked from this process; ended with SIGTERM, which must go well."""
-    reader, writer = os.pipe()
-
-    def child() -> None:
-        for output in (1, 2):
-            os.dup2(writer, output)
-        sys.stdout, sys.stderr = (open(output, "w", closefd=False) for output in (1, 2))
-        code = main(["serve", "--port=0", *map(str, words)])
-        sys.stdout.flush()
-        os._exit(code)
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    os.close(writer)
     with open(reader) as printed:
         try:
             matches = (re.search(r"http://127.0.0.1:(\d+)", line) for line in printed)
-            yield Server(process, int(next(match[1] for match in matches if match)))
+            port = int(next(match[1] for match in matches if match))
+            yield send
             process.terminate()
             message = printed.read()
             process.join(PATIENCE)
@@ -88,41 +85,35 @@ def run_dir(trained: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(run_dir: Path) -> Iterator[Server]:
-    with serving(run_dir) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def direct(run_dir: Path) -> Recommender:
     return Recommender.load(run_dir)
 
 
-def test_answers_are_those_of_the_library(server: Server, direct: Recommender) -> None:
+def test_answers_are_those_of_the_library(ask: Ask, direct: Recommender) -> None:
     history = [{"id": "a", "items": ["i1", "i2", "new"]}, {"id": 7, "items": []}]
     asked = {"histories": history, "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
-    status, found = server.ask("/recommend", asked)
+    status, found = ask("/recommend", asked)
     assert status == 200
     answers = [(x["id"], x["by"], x["unknown"]) for x in found["recommendations"]]
     assert answers == [("a", "model", 1), (7, "popularity", 0)]
     assert_same(found["recommendations"], direct, asked)
     asked = {"users": ["u7", "u3", "u7"], "allowed": ["i1", "i2", "i3", 4], "excluded": ["i2"]}
-    status, found = server.ask("/recommend", asked)
+    status, found = ask("/recommend", asked)
     assert [x["id"] for x in found["recommendations"]] == ["u7", "u3", "u7"]
     assert_same(found["recommendations"], direct, asked)
     asked = {"items": ["i3", "i1"], "k": 4, "allowed": ["i1", "i2", "i4"], "excluded": ["i4"]}
-    status, found = server.ask("/similar", asked)
+    status, found = ask("/similar", asked)
     assert status == 200 and [x["id"] for x in found["similar"]] == ["i3", "i1"]
     table = direct.similar(**asked)
     assert [name for x in found["similar"] for name in x["items"]] == table["similar"].tolist()
 
 
-def test_what_it_says_of_itself(server: Server, run_dir: Path) -> None:
-    status, found = server.ask("/health")
+def test_what_it_says_of_itself(ask: Ask, run_dir: Path) -> None:
+    status, found = ask("/health")
     facts = {"status": "ready", "model": "PosSASRec", "run_dir": str(run_dir), "items": 40}
     assert status == 200 and facts.items() <= found.items()
-    assert 'recbole_pos_seconds_count{answer="recommend"}' in server.ask("/metrics")[1]
-    history = server.ask("/openapi.json")[1]["components"]["schemas"]["History"]
+    assert 'recbole_pos_seconds_count{answer="recommend"}' in ask("/metrics")[1]
+    history = ask("/openapi.json")[1]["components"]["schemas"]["History"]
     assert {"items", "times", "at"} <= history["properties"].keys()
 
 
@@ -139,9 +130,9 @@ def test_what_it_says_of_itself(server: Server, run_dir: Path) -> None:
     ],
 )
 def test_wrong_requests_are_refused(
-    server: Server, status: int, named: str, path: str, body: Any
+    ask: Ask, status: int, named: str, path: str, body: Any
 ) -> None:
-    found, output = server.ask(path, body)
+    found, output = ask(path, body)
     assert found == status and named in str(output["detail"]), output
 
 

@@ -240,15 +240,11 @@ def words(epochs: int) -> list[str]:
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
 
 
-def stop(folder: Path) -> None:
-    for name in ("result.json", "test_ranks.parquet"):
-        (folder / name).unlink()
-
-
 def test_an_update_is_resumed_like_any_run(here, capsys) -> None:
     assert main(words(2)) == 0
     shutil.copytree("new", "whole")
-    stop(here / "new")
+    for name in ("result.json", "test_ranks.parquet"):
+        (here / "new" / name).unlink()
     assert main(words(2)) == 2
     assert "new holds a run already; continue it with `recbole-pos run --resume new`" in (
         capsys.readouterr().err
