@@ -13,7 +13,6 @@ from schemes import shake
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.pictures import draw_explanation
 from recbole_pos.layers import catalogue
 from recbole_pos.serve import explain
 from recbole_pos.serve.http import RecommendBody, recommend
@@ -188,6 +187,3 @@ def test_reasons_are_written_and_drawn(
     assert main([*command, "i1", "no-such", "i2"]) == 0
     assert "--history: 1 of 3 names are of no item" in " ".join(capsys.readouterr().out.split())
     assert main([*command, "i1"]) == 2
-    loaded = Recommender.load(run_dir)
-    found = loaded.explain(list(loaded.items[:2]), ["i7"], exclude_seen=False)
-    assert draw_explanation(found, tmp_path / "a.png", "$5 and $6").stat().st_size > 5_000

@@ -208,15 +208,6 @@ def run_without_package(program: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_wrong_arguments(trained: Callable[..., Path], tmp_path: Path, refused) -> None:
-    given = [trained("PosSASRec"), "--to", tmp_path / "served"]
-    refused(["export", *given, "--format", "pmml"], "format: 'pmml'")
-    refused(["export", *given, "-k", "0"], "k: ")
-    refused(["export", tmp_path / "none", *given[1:]], "none")
-    assert not list(tmp_path.iterdir())
-
-
 def test_models_that_cannot_be_exported(experiment: Any) -> None:
     class Counting(PosRecommender):
         defaults = {"hidden_size": 16}
