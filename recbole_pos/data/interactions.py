@@ -160,10 +160,11 @@ def sort_interactions(
     item_field: str,
     time_field: str,
     storage: Storage | None = None,
-    tie_seed: int | None = None,
     given_part: np.ndarray | None = None,
 ) -> tuple[EventLog, np.ndarray]:
     """Sort the columns of a table of interactions by user and time, and return them as a log.
+
+    A user's interactions at the same time stay in the order of the file.
 
     Args:
         fields: the columns in file order. They are taken out one by one, so that ``fields`` is
@@ -172,8 +173,6 @@ def sort_interactions(
         num_users: number of user ids, padding included.
         user_field, item_field, time_field: names of these columns.
         storage: space for the sorted columns; memory if None.
-        tie_seed: seed of a random order of a user's interactions at the same time; if None, these
-            stay in the order of the file.
         given_part: [interactions] TRAIN, VALID or TEST in file order, if there is a file for each
             part: a user's interactions are then sorted by part before they are by time.
 
@@ -186,15 +185,7 @@ def sort_interactions(
 
     # Find the order. User u gets the rows offsets[u] up to offsets[u + 1].
     users, times = fields[user_field].numpy(), fields[time_field].numpy()
-    if tie_seed is None:
-        order, offsets = sort_by_user(users, times, given_part, num_users, storage)
-    else:
-        # Shuffle all rows first. Sorting is stable, so rows with the same user and time, and only
-        # these, keep their shuffled order.
-        shuffled = np.random.default_rng(tie_seed).permutation(len(users))
-        part = None if given_part is None else given_part[shuffled]
-        order, offsets = sort_by_user(users[shuffled], times[shuffled], part, num_users, storage)
-        order = shuffled[order]
+    order, offsets = sort_by_user(users, times, given_part, num_users, storage)
     del users, times  # so that no name holds a column that is taken out below
     # Return freed memory to the system: the sort leaves 200 MB of gaps at 20 million interactions.
     trim_heap()

@@ -21,7 +21,7 @@ from recbole_pos.data.filters import filter_by_counts, filter_rows, require_rows
 from recbole_pos.data.identity import Vocabulary, divide_interactions, keep_known_rows
 from recbole_pos.data.interactions import CHUNK_INTERACTIONS, sort_interactions, wrap_read_only
 from recbole_pos.data.loading import Tables, key_fields, list_files, read_tables
-from recbole_pos.data.targets import find_selected, make_split, read_ties
+from recbole_pos.data.targets import find_selected, make_split
 from recbole_pos.tables.storage import Storage
 from recbole_pos.values import Options
 
@@ -98,8 +98,6 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     del tables  # so that memory holds each column of interactions once while they are sorted
 
     # Sort by user and time; masks of missing values and given parts follow in the same order.
-    # ``read_ties`` gives a whole number, a seed, if equal times of a user get a random order.
-    ties = read_ties(config["eval_args"]["ties"])
     log, order = sort_interactions(
         columns["inter"],
         len(names[user_field]),
@@ -107,7 +105,6 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
         item_field,
         time_field,
         storage=storage,
-        tie_seed=ties if isinstance(ties, int) else None,
         given_part=given_part,
     )
     if given_part is not None:

@@ -3,14 +3,13 @@
 The protocol of Gusak et al., "Time to Split", 2025, over any split of ``splits.py`` or the parts of
 ``benchmark_filename``: every held-out interaction is a target, or one per user and phase.
 
-A dataset does not show the order of a user's interactions at the same time (``eval_args.ties``):
-``file`` takes that of the file, as RecBole does; ``random(SEED)`` a random one; ``drop`` leaves out
-targets that depend on it, which on MovieLens-100K and Amazon Beauty are four users in ten.
+A dataset does not show the order of a user's interactions at the same time. With the option
+``eval_args.ties: file`` it is that of the file, as in RecBole. With ``drop`` the targets that
+depend on it are left out: on MovieLens-100K and Amazon Beauty those of four users in ten.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, is_number, listed, shown, suggest
 
 _DEFAULT_SPLIT = {"LS": "valid_and_test"}
-_RANDOM = re.compile(r"random\((\d{1,9})\)")
 
 
 @dataclass(frozen=True)
@@ -117,27 +115,6 @@ class LaterTargets:
         found = self.target_rows[places.clamp(max=len(self.target_rows) - 1)]
         exists &= self.users[found] == self.users[rows][:, None]
         return self.items[found], self.weights.where(exists, 0.0)
-
-
-def read_ties(value: Any) -> str | int:
-    """Return what the option ``eval_args.ties`` says: ``file``, ``drop``, or a seed.
-
-    Args:
-        value: the option: ``file``, ``drop``, or ``random(SEED)`` such as random(7), which gives 7.
-
-    Raises:
-        UsageError: if it is something else.
-    """
-    # ``_RANDOM`` is the pattern of random(SEED), whose first group is the seed.
-    text = str(value).strip()
-    if match := _RANDOM.fullmatch(text):
-        return int(match[1])
-    if text not in ("file", "drop"):
-        raise UsageError(
-            f"eval_args.ties: expected file, drop or random(SEED), such as random(7); found "
-            f"{shown(value)}"
-        )
-    return text
 
 
 def find_selected(
