@@ -257,13 +257,11 @@ def draw_attention(weights: Sequence[np.ndarray], titles: Sequence[str], file: P
         titles: lines of the title.
         file: path to write to, which is returned.
     """
-    # With several heads, a row of panels has one head of all layers.
-    num_heads = max(len(layer) for layer in weights)
-    panels = [
-        (f"layer {number}" + (f", head {head + 1}" if num_heads > 1 else ""), layer[head])
+    num_heads = len(weights[0])
+    panels = [  # a row has one head of all layers
+        (f"layer {number}, head {head + 1}", layer[head])
         for head in range(num_heads)
         for number, layer in enumerate(weights, 1)
     ]
     axes = ("key interaction (0: newest)", "query interaction (0: newest)")
-    columns = len(weights) if num_heads > 1 else None
-    return draw_maps(panels, titles, axes, "weight, mean of histories", file, columns)
+    return draw_maps(panels, titles, axes, "weight, mean of histories", file, len(weights))

@@ -64,29 +64,20 @@ class FullFactor(Factor):
     Attributes:
         weight: the learned numbers on and below the diagonal, row by row: a, b, c of the matrix
             [[a, 0], [b, c]].
-        row, column: where each of them is in the matrix, here 0, 1, 1 and 0, 0, 1.
     """
 
-    row: Tensor
-    column: Tensor
-
     def __init__(self, n: int) -> None:
-        """Create a learned lower-triangular matrix [n, n], which at first is the identity.
-
-        Only the weights on and below the diagonal are kept, row by row: ``weight`` has a, b, c of
-        [[a, 0], [b, c]]. ``row`` and ``column`` say where each is in the matrix: 0, 1, 1 and
-        0, 0, 1.
-        """
+        """Create a learned lower-triangular matrix [n, n], which at first is the identity."""
         super().__init__()
         self.n = n
         row, column = torch.tril_indices(n, n)
-        self.register_buffer("row", row, persistent=False)
-        self.register_buffer("column", column, persistent=False)
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
+        # the row and the column of each weight: 0, 1, 1 and 0, 0, 1 for n = 2
+        row, column = torch.tril_indices(self.n, self.n, device=self.weight.device)
         zeros = self.weight.new_zeros(self.n, self.n)
-        return zeros.index_put((self.row, self.column), self.weight)[-t:, -t:]
+        return zeros.index_put((row, column), self.weight)[-t:, -t:]
 
 
 class ToeplitzFactor(Factor):
@@ -190,17 +181,21 @@ def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
     For weights a, b and t = 3 it is [[a, 0, 0], [b, a, 0], [0, b, a]].
 
     Args:
-        weight: [lags] weight of each distance i - j from 0 on.
+        weight: [lags] weight of each lag i - j from 0 on.
         t: number of rows and columns.
 
     Returns:
         [t, t].
     """
-    # No index is used, so that the gradient is a plain sum. The weights of a row are 0 0 a b 0, the
-    # same in each of t rows. Read with one number more in a row, each row shifts by one column:
-    #     0 0 a b 0 0        a 0 0   (its first t columns, reversed)
-    #     0 a b 0 0 0   ->   b a 0
-    #     a b 0 . . .        0 b a
-    padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
-    shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
-    return shifted[:, :t].flip(1)
+    # Each row is the row above it, moved to the right by one column. No index moves it, since the
+    # gradient of an index is slow: the weights of all lags are written t times, one after the
+    # other, and cut into rows that are one number longer. With t = 3 the lags -2 to 2 have the
+    # weights 0 0 a b 0; their list 0 0 a b 0 0 0 a b 0 0 0 a b 0 is cut into the rows
+    #     0 0 a b 0 0
+    #     0 a b 0 0 0
+    #     a b 0 . . .       where the dots are filled up with zeros.
+    # The first t columns are the matrix with its columns in reverse.
+    weight_of_lags = F.pad(weight, (t - 1, t))[: 2 * t - 1]  # of the lags 1 - t to t - 1
+    repeated = weight_of_lags.expand(t, -1).reshape(-1)  # t times in one list
+    rows = F.pad(repeated, (0, t)).view(t, 2 * t)
+    return rows[:, :t].flip(1)

@@ -60,8 +60,8 @@ class AngularPosition(AttentionPosition):
 
     Attributes:
         time_unit: unit in which :meth:`time` counts.
-        cache_key: the options on which the angles of a batch depend; layers with equal options
-            share the angles. None if parameters change them.
+        cache_key: what the angles of a batch depend on, such as frequencies; layers with equal
+            keys share the angles. None if parameters change them.
     """
 
     needs_time = True
@@ -101,9 +101,8 @@ class AngularPosition(AttentionPosition):
     def _cached_cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of a batch's angles, computed once for all layers if possible.
 
-        It is possible if the angles depend on no parameters. ``cache_key`` then has the options on
-        which they depend, by which layers with the same options find the same angles; else it is
-        None. :meth:`cos_sin` computes cosines and sines.
+        It is possible if the angles depend on no parameters: layers with the same ``cache_key``
+        then have the same angles. Else it is None. :meth:`cos_sin` computes cosines and sines.
         """
         if self.cache_key is None:
             return self.cos_sin(batch)
@@ -122,27 +121,23 @@ class BankRotaryPosition(AngularPosition):
     The angle of plane c is the time times the frequency of plane c.
     """
 
-    def __init__(
-        self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, cache_key: tuple
-    ) -> None:
+    def __init__(self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str) -> None:
         """Keep the frequencies by which queries and keys are rotated with time.
 
         Each pair of columns of a query or key is rotated by an angle: the time of the interaction
-        times the frequency of the pair. If the frequencies are not learned, all layers with the
-        same options have the same angles. These are then computed once for each batch, and found
-        again under ``self.cache_key``.
+        times the frequency of the pair.
 
         Args:
             dimensions: sizes of the model.
             bank: module that returns the frequency of each pair of columns of a head, in radians
                 per ``time_unit``. It has parameters if frequencies are learned.
             time_unit: unit of time.
-            cache_key: the options on which frequencies depend that are not learned.
         """
         super().__init__()
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
-        # None if frequencies are learned: each layer then computes angles of its own.
-        self.cache_key = None if list(bank.parameters()) else cache_key
+        # Layers with the same fixed frequencies share the angles of a batch. If frequencies are
+        # learned, each layer computes angles of its own.
+        self.cache_key = None if list(bank.parameters()) else (time_unit, *bank().tolist())
 
     def angles(self, batch: SequenceBatch) -> Tensor:
         return make_angles(self.time(batch), self.bank())[:, None]
@@ -177,7 +172,7 @@ class TimeRotaryPosition(BankRotaryPosition):
         """
         planes = count_planes(dimensions, "time_rope")
         bank = build_time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
-        super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
+        super().__init__(dimensions, bank, time_options["time_unit"])
 
 
 class CalendarRotaryPosition(BankRotaryPosition):
@@ -224,7 +219,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[part] / turns
         bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
-        super().__init__(dimensions, bank, time_unit="days", cache_key=tuple(calendar_parts))
+        super().__init__(dimensions, bank, time_unit="days")
 
 
 class MultiLevelRotaryPosition(AngularPosition):
