@@ -21,7 +21,7 @@ from page_parts import ROOT, make_table, write_pages
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.public.described import read_public_datasets
+from recbole_pos.public.datasets import read_public_datasets
 from recbole_pos.yaml_files import read_yaml
 
 PAGE = ROOT / "docs" / "datasets.md"

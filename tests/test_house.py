@@ -16,7 +16,7 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "tables", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("runs", "inspect", "serve", "public", "referee", "study", "tuning", "cli"),
+    *("runs", "serve", "public", "referee", "study", "tuning", "cli"),
 ]
 # Names that occur twice still; none may join them.
 TWICE = set(

@@ -12,13 +12,13 @@ from schemes import shake
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.attention import (
+from recbole_pos.experiment.pictures import (
     average_attention,
+    choose_colors,
     compute_layer_inputs,
     find_attention_layers,
     inspect_attention,
 )
-from recbole_pos.inspect.pictures import choose_colors
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 # --- averaged attention ---

@@ -15,8 +15,8 @@ from schemes import shake
 from torch import Tensor
 
 import recbole_pos
-from recbole_pos.inspect import attention as inspected
-from recbole_pos.inspect.attention import compute_layer_inputs, find_attention_layers
+from recbole_pos.experiment import pictures
+from recbole_pos.experiment.pictures import compute_layer_inputs, find_attention_layers
 
 PNG = b"\x89PNG"
 
@@ -116,7 +116,7 @@ def test_a_model_is_measured_history_by_history(script, experiment, monkeypatch,
     made = experiment("PosSASRec", **options)
     shake(made.model)
     model, loader = made.model.double().eval(), made.loaders["test"]
-    monkeypatch.setattr(inspected, "chunk_elements", lambda _: 1000)
+    monkeypatch.setattr(pictures, "chunk_elements", lambda _: 1000)
     rows = script("to_rope/attention").sample_rows(made, 9, 5)
     assert len(rows) == 9 and len(set(loader._dataset.inter_feat[model.USER_ID][rows])) == 9
     layers, want = find_attention_layers(model), []

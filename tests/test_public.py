@@ -16,8 +16,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.public import build_dataset as building
-from recbole_pos.public.described import read_public_datasets
-from recbole_pos.public.recipes import RECIPES, Tables
+from recbole_pos.public.datasets import RECIPES, Tables, read_public_datasets
 from recbole_pos.yaml_files import DATASETS, read_yaml
 
 USERS, ITEMS = 7, 6
@@ -107,7 +106,7 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pd.DataFrame(plays, columns=["user_id", "track_id", "datetime"])
     table["datetime"] = pd.to_datetime(table["datetime"], unit="s").astype("datetime64[ms]")
     table.to_parquet(file)
-    monkeypatch.setattr("recbole_pos.public.recipes.ZVUK_USERS", 2)
+    monkeypatch.setattr("recbole_pos.public.datasets.ZVUK_USERS", 2)
     found = RECIPES["zvuk"](file).interactions
     assert rows(found) == [[3, 1, 9.0], [4, 1, 9.0], [3, 2, 9.0], [4, 2, 9.0]]
 
@@ -136,7 +135,7 @@ def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = [line for line in text.splitlines() if not line.startswith("  counts:")]
     lines.append(f"  counts: {{users: {USERS}, items: {ITEMS}, events: {USERS * ITEMS}}}\n")
     file.write_text("\n".join(lines))
-    monkeypatch.setattr("recbole_pos.public.described.DATASETS", tmp_path / "described")
+    monkeypatch.setattr("recbole_pos.public.datasets.DATASETS", tmp_path / "described")
     return file
 
 

@@ -267,7 +267,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     Weights are averaged over the histories of held-out targets. Writes attention.png into the run
     folder.
     """
-    from recbole_pos.inspect.attention import inspect_attention
+    from recbole_pos.experiment.pictures import inspect_attention
 
     print(inspect_attention(args.run_dir, args.data_path))
 
@@ -290,7 +290,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     item fall. Prints the up to three that raised an item most. Names are those of the data; for
     titles, replace them in the table of Recommender.explain and call draw_explanation in Python.
     """
-    from recbole_pos.inspect.pictures import describe_run, draw_explanation
+    from recbole_pos.experiment.pictures import describe_run, draw_explanation
     from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_at, report_unknown
     from recbole_pos.serve.recommender import Recommender

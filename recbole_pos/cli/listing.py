@@ -115,7 +115,7 @@ def list_datasets(data_path: str) -> None:
     Args:
         data_path: the folder in which built datasets are looked for.
     """
-    from recbole_pos.public.described import read_public_datasets
+    from recbole_pos.public.datasets import read_public_datasets
 
     # A dataset is here if its file of interactions is; an unknown count is shown as "?".
     rows = []
@@ -134,7 +134,7 @@ def print_dataset(name: str) -> None:
     Args:
         name: name of the dataset; a UsageError names the known ones if it is none of them.
     """
-    from recbole_pos.public.described import find_public_dataset
+    from recbole_pos.public.datasets import find_public_dataset
 
     dataset = find_public_dataset(name)
     print(yaml.safe_dump(asdict(dataset), sort_keys=False), end="")

@@ -1,12 +1,17 @@
-"""Terms added to the logits, by the distance of two interactions or by their context; and none.
+"""Terms added to the logits, by distance, by context or by attributes of items; and none.
 
 Distances i - j of query i and key j count interactions. The causal mask comes later, so entries
 above the diagonal do not matter. Shapes as in ``layers/sequence_batch.py``.
+
+Reference of attributes (``DecoupledAttributes``), a baseline of AttrFormer's Table 6:
+    Yueqi Xie, Peilin Zhou, Sunghun Kim. "Decoupled Side Information Fusion for Sequential
+    Recommendation." SIGIR 2022.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +20,7 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.position.additive import make_table
 
 
 class NoPosition(AttentionPosition):
@@ -272,3 +278,112 @@ class ContextualPosition(AttentionPosition):
         upper = (lower + 1).clamp_(max=num_rows - 1)
         # gather picks, for each query and key, the product with that row
         return (1 - fraction) * products.gather(-1, lower) + fraction * products.gather(-1, upper)
+
+
+class DecoupledAttributes(AttentionPosition):
+    """Logits of attributes and positions, each by itself (Xie et al., DIF-SR, 2022).
+
+    B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
+    that values are only the items'. An item's vector of a field is the mean over its tokens,
+    zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
+    positions count from the newest interaction. Its auxiliary loss, by which states also predict
+    the attributes of the next item, is left out.
+
+    Args:
+        dimensions: sizes of the model; ``attribute`` gives the fields of items.
+        difsr_fields: token or token_seq fields of items.
+        difsr_size: size of the vectors of fields.
+    """
+
+    options = ("difsr_fields", "difsr_size")
+
+    def __init__(
+        self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
+    ) -> None:
+        """Create what attention by position and by attributes of items needs (DIF-SR, SIGIR 2022).
+
+        An attribute is a field of items, such as the category; its values are tokens, from 1 on.
+        The position and each field have three things of their own: a table with a learned vector
+        for each position or token, and two linear layers, which turn these vectors into queries
+        and keys. The products of queries and keys are added to the logits of attention.
+
+        Args:
+            dimensions: sizes of the model. Its function ``attribute`` returns the tokens of all
+                items in a field.
+            difsr_fields: names of the fields, each with a token or several for an item.
+            difsr_size: size of the vectors of tokens; those of positions have the hidden size.
+        """
+        super().__init__()
+        fields = [difsr_fields] if isinstance(difsr_fields, str) else difsr_fields
+        self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
+        # vectors of positions: a row for each of the n positions, [n, d]
+        self.position = make_table(dimensions, self.max_length, dimensions.hidden_size)
+
+        # for each field the tokens of all items, and a table with a vector for each token
+        self.tables = nn.ParameterList()
+        for index, field in enumerate(fields):
+            assert dimensions.attribute is not None  # models that take schemes have the function
+            tokens = dimensions.attribute(field)  # [items, s] for at most s tokens, 0 for none
+            self.register_buffer(f"tokens_{index}", tokens, persistent=False)
+            num_tokens = int(tokens.max()) + 1
+            self.tables.append(make_table(dimensions, num_tokens, difsr_size))
+
+        # linear layers for queries and keys: of the position first, then of each field
+        sizes = [dimensions.hidden_size] + [difsr_size] * len(self.tables)
+        self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
+        self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)
+
+    def share_with(self, first: DecoupledAttributes) -> None:
+        self.position, self.tables = first.position, first.tables
+
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return what attributes and positions add to the logits (DIF-SR, Xie et al., SIGIR 2022).
+
+            B_ij = sum_f (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f)
+
+        The sum is over the position and the attributes of items, such as the category. a^f_i is the
+        vector of attribute f, or of the position, at interaction i. Q_f and K_f are linear layers,
+        whose output is cut into heads of size e_f.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys of the items, which every scheme is given. They do
+                not enter the sum; the result has the type of q.
+            batch: the histories.
+
+        Returns:
+            [b, h, t, t] with row i and column j, padded after shorter histories.
+        """
+        # for all m interactions: [m, d] of the position, then [m, difsr_size] of each attribute
+        vectors = self._embed(batch)
+        total = torch.zeros((), device=q.device)
+        for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
+            field_q = self._split_heads(query(vector), batch)  # a^f_i Q_f, [b, h, t, e_f]
+            field_k = self._split_heads(key(vector), batch)  # a^f_j K_f, [b, h, t, e_f]
+            total = total + field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1))
+        return total.to(q.dtype)
+
+    def _split_heads(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Cut vectors [m, h e_f] of all interactions into heads of each history, [b, h, t, e_f]."""
+        heads = x.view(x.size(0), self.n_heads, -1)  # ``len`` would be a number when traced
+        return batch.pad(heads, "start").transpose(1, 2)  # zeros follow shorter histories
+
+    def _embed(self, batch: SequenceBatch) -> list[Tensor]:
+        """Return the vectors of the position and of each field, for every interaction.
+
+        The vector of a field is the mean over the item's tokens, zero if it has none. ``batch`` has
+        m interactions.
+
+        Returns:
+            [m, d] for the position, which counts from the newest interaction, then
+            [m, difsr_size] for each field.
+        """
+        # ``age`` is the number of newer interactions of the history, so the newest has the last
+        # row. tokens_0, tokens_1, ... are the tokens of all items, [items, s] for each field.
+        vectors = [self.position[self.max_length - 1 - batch.age]]
+        for index, table in enumerate(self.tables):
+            tokens = getattr(self, f"tokens_{index}")[batch.items]  # [m, s]
+            is_token = (tokens > 0).to(table.dtype)
+            # the mean; an item without tokens has a sum of 0, divided by 1
+            total = (table[tokens] * is_token[..., None]).sum(1)
+            vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))
+        return vectors

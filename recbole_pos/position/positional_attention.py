@@ -1,13 +1,16 @@
-"""Attention whose weights depend on positions only: PARec, FPARec and fixed patterns.
+"""Attention whose weights depend on positions only: PARec, FPARec, fixed patterns, and an MLP.
 
 The weights do not depend on the batch. With unnormalised weights A (zero above the diagonal) and
-``is_real``, 1 at interactions and 0 at padding, the normalised attention is
+``is_real``, 1 at interactions and 0 at padding, the normalised attention (not the MLP) is
 
     o = (A (is_real * v)) / (A is_real)
 
 which is one product of [t, t] with [t, b * e] per head; no [b, t, t] tensor exists. Sequences are
 aligned at the end: the newest interaction has the last row of the position matrix, and a batch uses
 the last t rows and columns. Shapes as in ``layers/sequence_batch.py``.
+
+Reference of the MLP (``TokenMixing``), which FPARec is compared with (its section 4.2):
+    Ilya Tolstikhin et al. "MLP-Mixer: An all-MLP Architecture for Vision." NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.layers.attention import Dropout, future_mask
@@ -283,3 +287,60 @@ class ExponentialAnnealing(FixedPattern):
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         return (j - i).clamp(max=0).to(torch.float64).exp()
+
+
+class TokenMixing(AttentionPosition):
+    """Causal token-mixing MLP (Tolstikhin et al. 2021): W2 gelu(W1 X), no attention, no value.
+
+    W1 and W2 are [n, n] lower triangular ("we mask the future positional in token mixing layers"),
+    shared by all channels. They have no bias, so padding stays zero and does not reach a real
+    interaction.
+    """
+
+    projections = ()
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        """Create W1 and W2, which mix the positions of a sequence, by Xavier's rule.
+
+        They are [n, n] each, with n the maximum length; :meth:`attend` masks newer positions.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
+        """
+        super().__init__()
+        n = dimensions.max_length
+        self.W1 = nn.Parameter(torch.empty(n, n))
+        self.W2 = nn.Parameter(torch.empty(n, n))
+        nn.init.xavier_uniform_(self.W1)
+        nn.init.xavier_uniform_(self.W2)
+
+    def attend(
+        self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
+    ) -> Tensor:
+        """Mix the positions of each history by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
+
+        X has a row for each of the t positions of the longest history, and a column for each number
+        of each history. W1 and W2 are learned [n, n] matrices over positions, with n the maximum
+        length. The newest interaction always has the last row, so t positions use the last t rows
+        and columns of W1 and W2. Their weights of newer positions are masked, so that a position
+        reads itself and older ones only; gelu works on each number by itself.
+
+        Args:
+            query, key: None. The layer computes neither, since the MLP does not read them.
+            value: [m, h, e] inputs of all m interactions, history after history.
+            batch: the histories.
+            dropout: dropout on the hidden layer, gelu(W1 X).
+
+        Returns:
+            [m, h, e], history after history.
+        """
+        # All histories side by side, position by position, with zeros before the shorter ones, so
+        # that all end in the last row.
+        block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
+        X = block.flatten(1)  # [t, b h e]
+        t = X.size(0)
+
+        # row i: the position that reads; column j: the one that is read; ``tril`` keeps j <= i
+        W1, W2 = self.W1[-t:, -t:].tril(), self.W2[-t:, -t:].tril()
+        mixed = W2 @ dropout(F.gelu(W1 @ X))  # [t, b h e]
+        return batch.unpad(mixed.view(block.shape), "end", time_major=True)

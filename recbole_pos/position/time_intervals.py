@@ -1,4 +1,4 @@
-"""Learned functions of the time between interactions: tables over buckets of time, and decays.
+"""Learned functions of the time between interactions: tables over buckets or counts, and decays.
 
 Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's public code. Shapes
 as in ``layers/sequence_batch.py``.
@@ -8,6 +8,8 @@ References:
     Recommendation Model." 2025 (arXiv 2508.10615): a power of the time instead of buckets.
     Dezhi Yi et al. "FuXi-gamma: Efficient Sequential Recommendation with Exponential-Power
     Temporal Encoder and Diagonal-Sparse Positional Mechanism." 2025 (arXiv 2512.12740).
+    Jiacheng Li, Yujie Wang, Julian McAuley. "Time Interval Aware Self-Attention for Sequential
+    Recommendation." WSDM 2020 (a baseline of AttrFormer's Table 6).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recbole_pos.layers.attention import Dropout, future_mask
 from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.sequence_batch import SequenceBatch
@@ -402,3 +405,134 @@ class TimeDecay(AttentionPosition):
             return strength * torch.exp2(-(power * log_ratio).clamp(max=80.0).exp())
         # ln(1 + d / s) is the softplus of ln(d / s)
         return strength * (-power * F.softplus(log_ratio)).exp()
+
+
+class TimeIntervalAttention(AttentionPosition):
+    """Keys and values with a vector for the time between interactions (Li et al., TiSASRec, 2020).
+
+    e_ij = q_i (k_j + R^K[r_ij] + P^K_j) / sqrt(e), z_i = sum_j a_ij (v_j + R^V[r_ij] + P^V_j),
+    with r_ij = min(floor((t_i - t_j) / u_i), intervals); tables are shared by all layers, positions
+    count from the newest interaction. The unit u_i is the user's shortest gap between two
+    interactions, here up to interaction i. The authors' code takes the shortest gap of the whole
+    window, which tells an interaction about later times. Vectors of pairs are never formed: queries
+    are multiplied by R^K first, and weights are summed by interval before they multiply R^V.
+
+    Args:
+        tisas_intervals: the longest interval; longer ones count as this one.
+    """
+
+    options = ("tisas_intervals",)
+    needs_time = True
+    reads_request = True
+    assumes_order = True  # tables have no rows for intervals below 0
+
+    def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
+        """Create learned vectors for positions, and for the time between two interactions.
+
+        Attention adds them to keys and values (TiSASRec, Li et al., WSDM 2020). The time since an
+        older interaction is a whole number, in units of the shortest time between two interactions
+        of the user: if that is an hour, a day is 24.
+
+        Args:
+            dimensions: sizes of the model. A history has at most ``max_length`` positions, and
+                vectors have the size ``hidden_size``.
+            tisas_intervals: the largest of these numbers that has a vector of its own. All longer
+                times have the same vector as it.
+        """
+        super().__init__()
+        self.max_length = dimensions.max_length
+        d, num_intervals = dimensions.hidden_size, tisas_intervals + 1  # the numbers 0, 1, 2, ...
+        # Learned tables with a vector of size d in each row, of random numbers when fresh.
+        self.position_key = make_table(dimensions, self.max_length, d)
+        self.position_value = make_table(dimensions, self.max_length, d)
+        self.time_key = make_table(dimensions, num_intervals, d)
+        self.time_value = make_table(dimensions, num_intervals, d)
+
+    def share_with(self, first: TimeIntervalAttention) -> None:
+        for name, table in first.named_parameters():
+            setattr(self, name, table)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
+    ) -> Tensor:
+        """Attend with vectors for positions and for the time between interactions (TiSASRec).
+
+            out_i = sum_j a_ij (v_j + P^V_j + R^V[r_ij])                       over j <= i
+            a_i   = softmax_j( q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) )
+
+        P^K_j and P^V_j are learned vectors of the position of j. The interval r_ij is a whole
+        number: the time between i and j in units of the user's shortest gap (Li et al., WSDM 2020).
+        R^K and R^V are tables with a learned vector for each interval. The vectors of all pairs
+        i, j would need e times the memory of a_ij, so they are never formed.
+
+        Args:
+            query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
+            batch: the histories, with times.
+            dropout: dropout on the weights a.
+
+        Returns:
+            [m, h, e], history after history.
+        """
+        # Add the vectors of positions, P^K and P^V, a row of a table each. ``age`` counts the newer
+        # interactions of the history, so the newest interaction has the last of the n rows.
+        _, h, e = value.shape
+        row = self.max_length - 1 - batch.age
+        key = key + self.position_key[row].view(-1, h, e)
+        value = value + self.position_value[row].view(-1, h, e)
+        # make all histories of one length t, with zeros after shorter ones ("start")
+        block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
+        q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e] each
+
+        # the intervals r_ij [b, t, t], computed once for all layers; then repeated for all heads
+        longest = len(self.time_key) - 1  # the largest interval
+        intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
+        intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
+
+        # q_i . R^K[r] for every interval r, [b, h, t, intervals]; ``gather`` picks that of r_ij
+        by_interval = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
+        logits = (q @ k.transpose(-1, -2) + by_interval.gather(-1, intervals)) / math.sqrt(e)
+
+        # the weights a_ij of keys j <= i, [b, h, t, t]
+        future = future_mask(batch.width, q.device)
+        weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
+
+        # sum_j a_ij R^V[r_ij] is sum_r w_ir R^V[r]: w_ir, [b, h, t, intervals], is the sum of those
+        # a_ij whose interval r_ij is r
+        sums = weights.new_zeros(by_interval.shape).scatter_add(-1, intervals, weights)
+        by_time = torch.einsum("bhtr,rhe->bhte", sums, self.time_value.view(-1, h, e))
+        out = weights @ v + by_time
+        return batch.unpad(out.transpose(1, 2), "start")  # [b, h, t, e] to [m, h, e]
+
+
+def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
+    """Return the time between interactions of a history, in units of the user's shortest gap.
+
+    r_ij = min(floor((t_i - t_j) / u_i), longest) for interaction i and an older one j. The unit u_i
+    is the shortest gap above 0 between two neighbours among the interactions up to i; later ones
+    are unknown at i. For a history with the times 0, 60 and 90 seconds the rows of r are
+
+        i = 0    no gap yet    0
+        i = 1    u_i = 60      1, 0
+        i = 2    u_i = 30      3, 1, 0
+
+    If the dataset has times of requests, t_i is the time at which the item after i is requested.
+
+    Args:
+        batch: the histories, with times.
+        longest: the largest number that is returned.
+
+    Returns:
+        [b, t, t] int64 with row i and column j, padded after shorter histories. Entries of newer
+        interactions j and of padding have no meaning.
+    """
+    # t_i and t_j, in seconds since the oldest interaction of each history, [b, t] each
+    query_times, key_times = pad_times(batch)
+
+    # the time to the interaction before, [b, t]; 0 for the first; and the shortest up to each one
+    gap = key_times.diff(dim=1, prepend=key_times[:, :1])
+    unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
+    unit = unit.masked_fill(unit.isinf(), 1)  # where there is no gap yet, count in seconds
+
+    # every t_i (rows) less every t_j (columns), in the unit of row i
+    intervals = (query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]
+    return intervals.clamp(0, longest).long()

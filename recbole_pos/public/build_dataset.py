@@ -1,6 +1,6 @@
 """Make a public dataset from the raw files that its source publishes: ``recbole-pos data build``.
 
-The raw files, which the user has downloaded, are read by a recipe (``recipes.py``), converted to
+The raw files, which the user has downloaded, are read by a recipe (``datasets.py``), converted to
 RecBole's atomic files (``.inter``, ``.item``, ``.user``), and counted against published numbers.
 """
 
@@ -16,8 +16,7 @@ from recbole_pos.conversion.writing import list_dataset_files
 from recbole_pos.data.identity import count_dataset, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.public.described import PublicDataset, find_public_dataset
-from recbole_pos.public.recipes import RECIPES, Tables
+from recbole_pos.public.datasets import RECIPES, PublicDataset, Tables, find_public_dataset
 from recbole_pos.reporter import Reporter
 
 

@@ -468,7 +468,7 @@ class Recommender(FittedModel):
 
         Each interaction of the history is left out in turn, and the items are scored again among
         the same candidates. The other interactions and the time of the request stay.
-        :func:`recbole_pos.inspect.pictures.draw_explanation` draws the result.
+        :func:`recbole_pos.experiment.pictures.draw_explanation` draws the result.
 
         Args:
             history: one history, as in :meth:`recommend`.

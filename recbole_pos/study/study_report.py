@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from recbole_pos.experiment.folder import make_folder
+from recbole_pos.experiment.pictures import shorten
 from recbole_pos.files import atomic_write, write_text
-from recbole_pos.inspect.pictures import shorten
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.rendered_table import (
     PAGES,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import recbole_pos as rp
-from recbole_pos.inspect.pictures import draw_maps
+from recbole_pos.experiment.pictures import draw_maps
 from recbole_pos.position.kernel import PositionalKernel
 
 

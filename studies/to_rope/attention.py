@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import recbole_pos as rp
-from recbole_pos.inspect.attention import find_attention_layers, iterate_attention
+from recbole_pos.experiment.pictures import find_attention_layers, iterate_attention
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 MEASURES = ("distance (interactions)", "entropy (nats)", "distance (hours)")

@@ -1,30 +1,48 @@
-"""``recbole-pos inspect attention``: the attention weights of a trained model, and their picture.
+"""``recbole-pos inspect``: pictures of attention weights, and of why items are recommended.
 
-The figures of the papers are drawn from these weights by scripts in ``studies/``.
+The figures of the papers are drawn from the same weights by scripts in ``studies/``.
 """
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
-from recbole_pos.inspect.pictures import describe_run, draw_maps
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.forward import MultiHeadAttention
 from recbole_pos.layers.hooks import replaces_attention
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.positional_attention import PositionalAttention
+from recbole_pos.position.schemes import scheme_names
+
+DPI = 120
+TITLE, SMALL = 11, 8  # points
+CHARACTER = 0.1  # inches of a wide letter of a title
+LONGEST = 32  # characters of a name
+ABREAST = 4  # heat maps in a row
+MAX_NAMES = 50  # interactions whose items are named; more are numbered by steps back
+MAX_NUMBERS = 400  # cells that show the change of rank
+
+
+# --- attention weights of a trained model ---
 
 
 def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> Path:
@@ -265,3 +283,216 @@ def draw_attention(weights: Sequence[np.ndarray], titles: Sequence[str], file: P
     ]
     axes = ("key interaction (0: newest)", "query interaction (0: newest)")
     return draw_maps(panels, titles, axes, "weight, mean of histories", file, len(weights))
+
+
+# --- pictures ---
+
+
+def describe_run(experiment: Experiment) -> str:
+    """Return text such as ``PosSASRec (rope, kernel) on ml-100k``, or ``Pop on ml-100k``."""
+    # The option ``position`` names the position schemes; models of RecBole have none.
+    config = experiment.config
+    schemes = scheme_names(config["position"]) if config["position"] else []
+    in_brackets = f" ({', '.join(schemes)})" if schemes else ""
+    return f"{config['model']}{in_brackets} on {config['dataset']}"
+
+
+def new_figure(width: float, height: float, square: bool = False) -> Figure:
+    """Return an empty figure that is drawn without a screen.
+
+    Args:
+        width, height: size in inches.
+        square: whether its panels are square, so that they are packed without gaps between them.
+    """
+    layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
+    figure = Figure(figsize=(width, height), layout=layout)
+    FigureCanvasAgg(figure)  # attaches itself to the figure, as what draws it
+    return figure
+
+
+def shorten(name: str, limit: int = LONGEST) -> str:
+    """Return a name with an ellipsis in the place of its middle if it has too many characters.
+
+    Args:
+        name: the name.
+        limit: number of characters of the result, at most: "recommendation" with 7 is "rec…ion".
+    """
+    if len(name) <= limit:
+        return name
+    head = limit // 2  # characters before the ellipsis, which is one itself
+    return f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
+
+
+def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
+    """Put the ticks of an axis on whole numbers only, with at most ``limit`` steps between them.
+
+    A step is 1, 2 or 5, or ten times such a number, and so on. With ``auto`` matplotlib chooses the
+    limit by the size of the axis.
+    """
+    axis.set_major_locator(MaxNLocator(limit, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def write(figure: Figure, file: str | Path, *titles: str) -> Path:
+    """Write a figure with a title to a file, and return its path.
+
+    Args:
+        figure: the figure.
+        file: path to write to; its suffix is the format.
+        titles: lines of the title. Too wide ones are broken, and empty ones left out.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
+    num_chars = int(figure.get_figwidth() / CHARACTER)  # CHARACTER: inches of a wide letter
+    title.set_text("\n".join(textwrap.fill(line, num_chars) for line in titles if line))
+    try:
+        figure.savefig(file, dpi=DPI)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    return Path(file)
+
+
+def choose_colors(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return colours for the heat maps of several matrices, on one scale.
+
+    Returns:
+        Arguments of matplotlib's ``imshow``. If no value is below 0: shades of blue from 0 to the
+        largest value. Else blue for values below 0, white for 0 and red for values above, from
+        -x to x, where x is the largest absolute value.
+    """
+    limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0  # 1 if all are 0
+    if min(float(matrix.min()) for matrix in matrices) < 0:
+        return {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    return {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
+
+
+def draw_maps(
+    panels: Sequence[tuple[str, np.ndarray]],
+    titles: Sequence[str],
+    axes: tuple[str, str],
+    label: str,
+    file: Path,
+    columns: int | None = None,
+) -> Path:
+    """Draw square matrices over interactions, a panel each, on one scale.
+
+    Args:
+        panels: title and [n, n] matrix of each panel, the newest interaction last; ticks count
+            back from it, which is 0.
+        titles: lines of the title of the figure.
+        axes: labels of columns and of rows, shown at outer panels only.
+        label: label of the colours.
+        file: path to write to, which is returned.
+        columns: number of panels in a row; by default all, up to ``ABREAST``.
+    """
+    # A grid of panels, which share 12 inches, but are between 1.5 and 3.2 inches wide and high. The
+    # figure has room for the colours on the right, and for a line of each title.
+    columns = columns or min(len(panels), ABREAST)
+    rows = math.ceil(len(panels) / columns)
+    inches = min(3.2, max(1.5, 12 / max(columns, rows)))
+    width = max(inches * columns + 1.8, 5.5)
+    height = inches * rows + 0.7 + 0.25 * len(titles)
+    figure = new_figure(width, height, square=True)
+    grid = figure.subplots(rows, columns, squeeze=False)
+
+    # The last row may have more places than panels; those stay empty.
+    for panel in grid.flat[len(panels) :]:
+        panel.set_visible(False)
+
+    # Draw each matrix, with one scale of colours for all. Only panels at the left and at the bottom
+    # have labels.
+    style = choose_colors([matrix for _, matrix in panels])
+    font_size = 10 if inches > 2.2 else SMALL  # points: SMALL for small panels
+    image: Any = None
+    for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
+        n = len(matrix)
+        extent = (0.5 - n, 0.5, 0.5, 0.5 - n)  # cells from 1 - n to 0, the newest, on both axes
+        image = panel.imshow(matrix, extent=extent, interpolation="nearest", **style)
+        panel.set_title(name, fontsize=font_size)
+        is_left = index % columns == 0
+        is_bottom = index + columns >= len(panels)
+        panel.tick_params(labelsize=font_size, labelleft=is_left, labelbottom=is_bottom)
+        panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
+        panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
+        for axis in (panel.xaxis, panel.yaxis):  # about two ticks an inch
+            set_whole_ticks(axis, max(2, int(2 * inches)))
+
+    figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
+    return write(figure, file, *titles)
+
+
+def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -> Path:
+    """Draw why items are recommended: a cell for each item and past interaction of the user.
+
+    Its colour shows by how much the score of the item falls if the interaction is left out of the
+    history. If there is room, a number shows by how many ranks the item falls; below 0, it rises.
+
+    Args:
+        effects: table that ``Recommender.explain`` returns: a row for each recommended item and
+            past interaction.
+        file: path to write to, such as ``because.png``; it is returned.
+        title: title of the picture, such as whose history it is.
+
+    Raises:
+        UsageError: if the history has only one interaction, or the file cannot be written.
+    """
+    if effects["steps_back"].max() == 1:
+        raise UsageError(
+            "history: it has one known interaction only, without which nothing is left"
+        )
+
+    # ``items`` has a line for each item, in their order in ``effects``. ``tables`` has, by name of
+    # a column of ``effects`` such as score_change, a table with a line for each item and a column
+    # for each past interaction. These columns are sorted by steps_back, which counts from the
+    # newest. They are reversed: matrices [items, past interactions] begin with the oldest.
+    items = effects.drop_duplicates("item").set_index("item")
+    tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
+    loss = -tables["score_change"].to_numpy()[:, ::-1]
+    rank_change = tables["rank_change"].to_numpy(int)[:, ::-1]
+    past = tables["past"].iloc[0].to_list()[::-1]
+    num_items, length = loss.shape
+
+    # 0.34 inches for each column and row, and room for labels and colours.
+    figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
+
+    # A cell for each item and interaction, with names on both axes, cut by ``shorten``. If there
+    # are more than MAX_NAMES interactions, about ten of them have a number in place of a name.
+    panel = figure.subplots()
+    image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
+    labels = [f"{shorten(str(name))}  ({rank})" for name, rank in items["rank"].items()]
+    panel.set_yticks(range(num_items), labels)
+    panel.set(ylabel="item (rank)", xlabel="past interaction, the newest on the right")
+    if length <= MAX_NAMES:
+        panel.set_xticks(range(length), [shorten(str(name)) for name in past], rotation=90)
+    else:
+        # From the newest interaction, in the last column, back to the first: of 100 interactions,
+        # the columns 99, 89, ... get the numbers 1, 11, ...
+        ticks = np.arange(length - 1, -1, -(length // 10))
+        panel.set_xticks(ticks, [str(length - tick) for tick in ticks])
+        panel.set_xlabel("past interaction, steps back (1: the newest)")
+    panel.tick_params(labelsize=SMALL)
+    for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
+        text.set_parse_math(False)  # a dollar in a name does not start a formula
+
+    caption = ""
+    if loss.size <= MAX_NUMBERS:  # else cells are too small for numbers
+        caption = "numbers: ranks it falls without the interaction"
+        _write_rank_changes(panel, rank_change, loss)
+    figure.colorbar(image, ax=panel, label="score lost without it")
+    return write(figure, file, title, caption)
+
+
+def _write_rank_changes(panel: Any, rank_change: np.ndarray, loss: np.ndarray) -> None:
+    """Write numbers into a heat map: in each cell by how many ranks an item falls, but no zeros.
+
+    Args:
+        panel: the axes of matplotlib with the heat map of ``loss``.
+        rank_change: [rows, columns] whole numbers to write.
+        loss: [rows, columns] values that the colours show.
+    """
+    dark_loss = 0.6 * np.abs(loss).max()  # a larger loss has a cell too dark for black text
+    for row, column in zip(*np.nonzero(rank_change), strict=True):
+        color = "white" if abs(loss[row, column]) > dark_loss else "black"
+        text = f"{rank_change[row, column]:+d}"
+        panel.text(column, row, text, color=color, ha="center", va="center", fontsize=SMALL - 1)
