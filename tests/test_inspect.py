@@ -49,7 +49,7 @@ def test_attention_by_position_is_averaged_too(experiment) -> None:
     """Of the longest histories it is the matrix of the layer, each row divided by its sum."""
     model, loader = (made := experiment("FPARec")).model.eval(), made.loaders["test"]
     found, caption = average_attention(model, loader, newest=12)
-    assert caption.endswith("histories of 12 interactions")
+    assert caption.startswith("newest 12 of up to 12 interactions")
     for layer, weights in zip(find_attention_layers(model), found, strict=True):
         scheme = layer.position.schemes["fparec"]
         want = scheme.weights(12).detach()

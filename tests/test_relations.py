@@ -13,7 +13,6 @@ import scipy.sparse as sp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shop import (
-    LOAD,
     RELATIONS,
     Cells,
     all_windows,
@@ -221,26 +220,19 @@ def test_the_weakest_relation_of_numbers() -> None:
 
 
 def test_tables_too_large_are_refused(tmp_path: Path, monkeypatch) -> None:
-    """Of one attribute, but not within a condition that few share."""
-    made = tables()
-    made["item"]["title:token_seq"] = [f"toy w{n}" for n in range(len(made["item"]))]
-    made["item"]["maker:token"] = [f"m{n}" for n in range(len(made["item"]))]
-    folder = write(tmp_path, made)
-    load = {**LOAD, "item": ["item_id", "title", "maker"]}
-    monkeypatch.setattr(tables_module, "MAX_PAIRS", 3 * len(made["item"]))
-    opened = open_shop(folder, load_col=load, relations=[{"field": "title", "within": "maker"}])
-    assert (opened.model.lookup.by_attribute[0].table.values == 2).all()
-    with pytest.raises(UsageError, match="^relations: title relates up to"):
-        open_shop(folder, load_col=load, relations=["title"])
+    folder = write(tmp_path, tables())
+    monkeypatch.setattr(tables_module, "MAX_PAIRS", 20)
+    with pytest.raises(UsageError, match="^relations: tags relates up to"):
+        open_shop(folder, relations=["tags"])
 
 
 @pytest.mark.parametrize(
     ("relations", "message"),
     [
         ([{"feild": "brand"}], "keys field, .*feild"),
-        (["brand", {"field": "brand"}], "'brand'"),
         ([{"field": "price", "scales": [0]}], "price: scales: .*above 0"),
         ([{"field": "price", "within": "weight"}], "price: within: .*'weight' is a float"),
+        ([{"field": "tags", "within": "brand"}], "tags: within: .*of a categorical field"),
         (["user_id"], "user_id: .*not of the ids"),
     ],
     ids=str,

@@ -10,12 +10,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from recbole.data.interaction import Interaction
@@ -38,7 +37,7 @@ TITLE, SMALL = 11, 8  # points
 CHARACTER = 0.1  # inches of a wide letter of a title
 LONGEST = 32  # characters of a name
 ABREAST = 4  # heat maps in a row
-MAX_NAMES = 50  # interactions whose items are named; more are numbered by steps back
+MAX_NAMES = 50  # interactions whose items are named; more are numbered
 MAX_NUMBERS = 400  # cells that show the change of rank
 
 
@@ -260,11 +259,8 @@ def average_attention(
             for layer, layer_weights in enumerate(weights):
                 totals[layer] += layer_weights[i, :, newest_ones, newest_ones]
     means = [(total / len(rows)).cpu().numpy() for total in totals]
-
-    histories, longest = f"{len(rows):,} histories", lengths.max()
-    if longest > newest:
-        return means, f"newest {newest} of up to {longest} interactions of {histories}"
-    return means, f"{histories} of {newest} interactions"
+    sizes = f"newest {newest} of up to {lengths.max()} interactions"
+    return means, f"{sizes} of {len(rows):,} histories"
 
 
 def draw_attention(weights: Sequence[np.ndarray], titles: Sequence[str], file: Path) -> Path:
@@ -297,19 +293,6 @@ def describe_run(experiment: Experiment) -> str:
     return f"{config['model']}{in_brackets} on {config['dataset']}"
 
 
-def new_figure(width: float, height: float, square: bool = False) -> Figure:
-    """Return an empty figure that is drawn without a screen.
-
-    Args:
-        width, height: size in inches.
-        square: whether its panels are square, so that they are packed without gaps between them.
-    """
-    layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)  # attaches itself to the figure, as what draws it
-    return figure
-
-
 def shorten(name: str, limit: int = LONGEST) -> str:
     """Return a name with an ellipsis in the place of its middle if it has too many characters.
 
@@ -321,15 +304,6 @@ def shorten(name: str, limit: int = LONGEST) -> str:
         return name
     head = limit // 2  # characters before the ellipsis, which is one itself
     return f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
-
-
-def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
-    """Put the ticks of an axis on whole numbers only, with at most ``limit`` steps between them.
-
-    A step is 1, 2 or 5, or ten times such a number, and so on. With ``auto`` matplotlib chooses the
-    limit by the size of the axis.
-    """
-    axis.set_major_locator(MaxNLocator(limit, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def write(figure: Figure, file: str | Path, *titles: str) -> Path:
@@ -393,7 +367,8 @@ def draw_maps(
     inches = min(3.2, max(1.5, 12 / max(columns, rows)))
     width = max(inches * columns + 1.8, 5.5)
     height = inches * rows + 0.7 + 0.25 * len(titles)
-    figure = new_figure(width, height, square=True)
+    # panels are square: "compressed" packs them without gaps between them
+    figure = Figure(figsize=(width, height), layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
 
     # The last row may have more places than panels; those stay empty.
@@ -415,8 +390,9 @@ def draw_maps(
         panel.tick_params(labelsize=font_size, labelleft=is_left, labelbottom=is_bottom)
         panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
         panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
-        for axis in (panel.xaxis, panel.yaxis):  # about two ticks an inch
-            set_whole_ticks(axis, max(2, int(2 * inches)))
+        for axis in (panel.xaxis, panel.yaxis):  # whole numbers, about two an inch
+            num_steps = max(2, int(2 * inches))
+            axis.set_major_locator(MaxNLocator(num_steps, integer=True, min_n_ticks=1))
 
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
     return write(figure, file, *titles)
@@ -454,10 +430,11 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     num_items, length = loss.shape
 
     # 0.34 inches for each column and row, and room for labels and colours.
-    figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
+    size = min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items
+    figure = Figure(figsize=size, layout="constrained")
 
-    # A cell for each item and interaction, with names on both axes, cut by ``shorten``. If there
-    # are more than MAX_NAMES interactions, about ten of them have a number in place of a name.
+    # A cell for each item and interaction, with names on both axes, cut by ``shorten``. More than
+    # MAX_NAMES interactions have no room for names: matplotlib numbers some, 0 for the oldest.
     panel = figure.subplots()
     image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
     labels = [f"{shorten(str(name))}  ({rank})" for name, rank in items["rank"].items()]
@@ -465,12 +442,6 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     panel.set(ylabel="item (rank)", xlabel="past interaction, the newest on the right")
     if length <= MAX_NAMES:
         panel.set_xticks(range(length), [shorten(str(name)) for name in past], rotation=90)
-    else:
-        # From the newest interaction, in the last column, back to the first: of 100 interactions,
-        # the columns 99, 89, ... get the numbers 1, 11, ...
-        ticks = np.arange(length - 1, -1, -(length // 10))
-        panel.set_xticks(ticks, [str(length - tick) for tick in ticks])
-        panel.set_xlabel("past interaction, steps back (1: the newest)")
     panel.tick_params(labelsize=SMALL)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name does not start a formula

@@ -36,7 +36,6 @@ TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
 # Weaker relations count as 0: exp(-difference) is never 0, and float32 sums do not change by them.
 WEAKEST = 1e-6
 MAX_PAIRS = 50_000_000  # pairs of classes; about a gigabyte while a table is made
-PAIRS_AT_ONCE = 1_000_000  # pairs whose rows are multiplied at once
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Relation:
         kind: categorical or numerical, the two cases of equation 10, by the type of the field.
         origin: where values are found: in the atomic file item, user or inter, or the built-in
             position or time.
-        within: field of the same file of which both sides must share a token, or None.
+        within: of a numerical field, a field of the same file of which both sides must share a
+            token; or None.
         scales: values of r_norm in equation 10 (appendix A.2); none for a categorical field.
     """
 
@@ -79,15 +79,9 @@ def read_relations(entries: Sequence[Any], dataset: Dataset) -> list[Relation]:
         One relation for each entry, in this order.
 
     Raises:
-        UsageError: for what is not a relation of a loaded field, or for a field given twice.
+        UsageError: for what is not a relation of a loaded field.
     """
-    relations: list[Relation] = []
-    for entry in entries:
-        relation = _read_entry(entry, dataset)
-        if any(relation.field == earlier.field for earlier in relations):
-            raise UsageError(f"relations: field {shown(relation.field)} is given twice")
-        relations.append(relation)
-    return relations
+    return [_read_entry(entry, dataset) for entry in entries]
 
 
 def _read_entry(entry: Any, dataset: Dataset) -> Relation:
@@ -114,7 +108,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
     within = entry.get("within")
     if within is not None:
-        _check_within(within, origin, dataset, location)
+        _check_within(within, origin, kind, dataset, location)
 
     return Relation(
         field=dataset.time_field if origin == TIME else field,
@@ -159,18 +153,19 @@ def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
     return table, kinds[field_type]
 
 
-def _check_within(within: Any, origin: str, dataset: Dataset, location: str) -> None:
+def _check_within(within: Any, origin: str, kind: str, dataset: Dataset, location: str) -> None:
     """Refuse a second field, ``within``, by which a relation cannot be limited.
 
     An entry of the option ``relations`` may name two fields. {field: price, within: category}
-    relates two items by their prices, but only if they have a category in common. The second field
-    must hold tokens (names), one or several for each item or user, and be in the same file of the
-    dataset as the first one: that of the items or that of the users.
+    relates two items by their prices, but only if they have a category in common. The first field
+    must hold numbers. The second one must hold tokens (names), one or several for each item or
+    user, and be in the same file of the dataset: that of the items or that of the users.
 
     Args:
         within: the name of the second field, as given.
         origin: the file that has the first field (item, user or inter), or ``POSITION`` or
             ``TIME``, which are in none.
+        kind: whether the first field is ``numerical`` or ``categorical``.
         dataset: says which fields exist, and of which type.
         location: the entry, with which messages begin.
 
@@ -182,12 +177,14 @@ def _check_within(within: Any, origin: str, dataset: Dataset, location: str) -> 
     if within_origin is None:  # no such field, or one that the options of the data leave out
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
 
-    kind = dataset.kinds[within]
+    within_type = dataset.kinds[within]
     has_possible_file = origin in ("item", "user") and within_origin == origin
-    if not has_possible_file or kind not in ("token", "token_seq"):
+    is_of_tokens = within_type in ("token", "token_seq")
+    if kind != "numerical" or not has_possible_file or not is_of_tokens:
         raise UsageError(
-            f"{prefix}expected a token or token_seq field of the same table, item or user; "
-            f"{shown(within)} is a {kind} field of {within_origin}, and the relation is of {origin}"
+            f"{prefix}expected a token or token_seq field, beside a float field of the same table, "
+            f"item or user; {shown(within)} is a {within_type} field of {within_origin}, and the "
+            f"relation is of a {kind} field of {origin}"
         )
 
 
@@ -322,24 +319,6 @@ def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     token_counts = np.bincount(hot.indices).astype(float)
     _require_few_pairs(float(token_counts @ token_counts), name)
     return (hot @ hot.T).tocsr()
-
-
-def count_shared_tokens(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Return how many tokens the two classes of each pair share (AttrFormer, equation 10).
-
-    A class is one set of tokens, such as the categories of an item. ``PAIRS_AT_ONCE`` bounds the
-    memory.
-
-    Args:
-        hot: [classes, tokens] sparse, 1 where a class has a token.
-        i, j: [n] int64 first and second class of each pair.
-    """
-    num_shared = np.empty(len(i))
-    for start in range(0, len(i), PAIRS_AT_ONCE):
-        pairs = slice(start, start + PAIRS_AT_ONCE)
-        in_both = hot[i[pairs]].multiply(hot[j[pairs]])  # 1 for each shared token
-        num_shared[pairs] = np.asarray(in_both.sum(1)).ravel()
-    return num_shared
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
@@ -508,31 +487,21 @@ def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp
         [entities] int64 class of each item, user or interaction, 0 for a missing value; and the
         sparse matrix [classes, classes] of relations. More than ``MAX_PAIRS`` are a UsageError.
     """
-    if relation.within is not None:
-        return _relate_within(relation, relation.within, dataset)
-    class_of, values = _number_classes(relation, dataset)
-    if relation.kind == "categorical":
-        return class_of, relate_categorical(values, relation.field)
-    return class_of, relate_numerical(values, relation.scales, relation.field)
-
-
-def _number_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, Any]:
-    """Number the different values of a relation's field, from 1; 0 stands for a missing value.
-
-    Returns:
-        [entities] int64 number of the value of each item, user or interaction; and the values: of a
-        categorical field a sparse matrix [values, tokens], which is 1 where a value has a token, of
-        others the numbers [values].
-    """
     column = read_column(relation.field, relation.origin, dataset)
-    is_categorical = relation.kind == "categorical"
-    return number_token_sets(column) if is_categorical else number_values(column)
+    if relation.kind == "categorical":
+        class_of, sets = number_token_sets(column)
+        return class_of, relate_categorical(sets, relation.field)
+    if relation.within is not None:
+        condition = read_column(relation.within, relation.origin, dataset)
+        return _relate_within(column, condition, relation)
+    class_of, numbers = number_values(column)
+    return class_of, relate_numerical(numbers, relation.scales, relation.field)
 
 
 def _relate_within(
-    relation: Relation, within: str, dataset: Dataset
+    column: np.ndarray, condition: np.ndarray, relation: Relation
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Relate items or users by one field, but only those that share a token of a second field.
+    """Relate items or users by a number, but only those that share a token of a second field.
 
     With {field: price, within: category}, for example, two items are related by their prices if
     they have a category in common. Items of one price and one set of categories are one class, as
@@ -540,9 +509,9 @@ def _relate_within(
     {b}, {b}, {b, c} are of the classes 1, 3, 2: class 1 is 5 {b}, class 2 5 {b, c}, class 3 7 {b}.
 
     Args:
-        relation: an entry of the option ``relations``; its ``field`` is the first field.
-        within: the second field, of tokens.
-        dataset: where the values of the fields are read.
+        column: [entities] float64 numbers, such as prices.
+        condition: [entities] tokens of the second field, or [entities, s] lists of tokens.
+        relation: an entry of the option ``relations``, for its scales and the name of its field.
 
     Returns:
         [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
@@ -550,30 +519,19 @@ def _relate_within(
     """
     # Names below are those of the example. The different prices are numbered from 1, and so are the
     # different sets of categories; 0 is none. The items have the prices 1, 2, 1, the sets 1, 1, 2.
-    prices_of_items, prices = _number_classes(relation, dataset)
-    sets_of_items, sets = number_token_sets(read_column(within, relation.origin, dataset))
+    price_of_items, prices = number_values(column)
+    set_of_items, sets = number_token_sets(condition)
 
     # The classes: each different pair of a price and a set. In the example the classes 1, 2, 3 have
-    # the prices 1, 1, 2 and the sets 1, 2, 1.
-    class_of_items, pairs = join_classes([prices_of_items, sets_of_items])
-    prices_of_classes, sets_of_classes = pairs.T
+    # the prices 5, 5, 7 and the sets 1, 2, 1.
+    class_of_items, pairs = join_classes([price_of_items, set_of_items])
+    price_of_classes, set_of_classes = prices[pairs[:, 0]], pairs[:, 1]
 
     # A sparse matrix [classes, classes] that says how many categories two classes share. It has
-    # entries only for classes i, j that share one. Of these only those with a price are related.
-    shared = spread_matrix(sets_of_classes, relate_categorical(sets, within), relation.field)
+    # entries only for classes i, j that share one. Of these only those with a price are related:
+    # the difference to a missing one, NaN, is NaN.
+    shared = spread_matrix(set_of_classes, relate_categorical(sets, relation.field), relation.field)
     i, j = shared.nonzero()
-    have_prices = (prices_of_classes[i] > 0) & (prices_of_classes[j] > 0)
-    i, j = i[have_prices], j[have_prices]
-
-    strength = _relate_pairs(relation, prices, prices_of_classes[i], prices_of_classes[j])
+    strength = similarity(price_of_classes[i] - price_of_classes[j], relation.scales)
+    strength = np.nan_to_num(strength)
     return class_of_items, sp.csr_matrix((strength, (i, j)), shape=shared.shape)
-
-
-def _relate_pairs(relation: Relation, values: Any, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Return how strongly the two values of each pair are related, for n pairs of a field's values.
-
-    ``values`` are all of them (see :func:`_number_classes`), i and j [n] the numbers of the two.
-    """
-    if relation.kind == "categorical":
-        return count_shared_tokens(values, i, j)
-    return similarity(values[i] - values[j], relation.scales)
