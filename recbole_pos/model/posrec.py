@@ -30,7 +30,6 @@ from recbole_pos.layers.graph import (
     SessionGraph,
     weigh_neighbours,
 )
-from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.additive import PositionEncoding
@@ -101,16 +100,9 @@ class PosRec(GraphRecommender):
         # sizes of the layers; ``causal=False``: an interaction also attends to newer ones
         options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
         d, n_layers = options.hidden_size, config["n_layers"]
-        dimensions = Dimensions(
-            max_length=self.max_seq_length,
-            hidden_size=d,
-            n_heads=options.n_heads,
-            initializer_range=self.initializer_range,
-            n_layers=n_layers,
-        )
 
         # vectors for places in a session, which are added to those of items after the graph layers
-        self.position_embedding = build_row_encodings(config["position"], dimensions, config)
+        self.position_embedding = build_row_encodings(config, self.max_seq_length, d)
         # gated graph layers (PGGNN), in which the items of a session exchange messages
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         # the transformer, without a position scheme inside attention: ``Compose`` of none

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
-from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import build_row_encodings
 from recbole_pos.values import Options
@@ -111,13 +110,8 @@ class _Encoded(_Trimmed):
             dataset: training part of a dataset.
         """
         super().__init__(config, dataset)
-        dimensions = Dimensions(
-            max_length=self.max_seq_length,
-            hidden_size=self.item_embedding.embedding_dim,
-            n_heads=1,
-            initializer_range=config["initializer_range"],
-        )
-        schemes = build_row_encodings(config["position"], dimensions, config)
+        hidden_size = self.item_embedding.embedding_dim
+        schemes = build_row_encodings(config, self.max_seq_length, hidden_size)
         self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
 
 

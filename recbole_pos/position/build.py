@@ -156,17 +156,16 @@ def build_schemes(
     return Schemes(classes, dimensions, options)
 
 
-def build_row_encodings(
-    position: str | list[str], dimensions: Dimensions, options: Options
-) -> nn.ModuleList:
+def build_row_encodings(options: Options, max_length: int, hidden_size: int) -> nn.ModuleList:
     """Build the position schemes of a model that adds positions to its input and nowhere else.
 
     A position scheme is a module that tells a model about order or time.
 
     Args:
-        position: name of a scheme or list of names; ``nope`` for no position.
-        dimensions: sizes of the model.
-        options: values of the schemes' options, by name.
+        options: options of the model: ``position``, the name of a scheme or a list of names
+            (``nope`` for no position); ``initializer_range``; and the options of these schemes.
+        max_length: the most interactions of a history.
+        hidden_size: size of the item vectors that positions are added to.
 
     Returns:
         Modules with a method ``rows``, which returns the encodings of positions; none for ``nope``.
@@ -174,6 +173,7 @@ def build_row_encodings(
     Raises:
         UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
     """
+    position = options["position"]
     allowed = [name for name, cls in SCHEMES.items() if hasattr(cls, "rows")]
     rejected = [name for name in scheme_names(position) if name not in (*allowed, "nope")]
     if rejected:
@@ -182,6 +182,12 @@ def build_row_encodings(
             f"position alone ({', '.join(allowed)}) or nope; found {', '.join(rejected)}"
         )
 
+    dimensions = Dimensions(
+        max_length=max_length,
+        hidden_size=hidden_size,
+        n_heads=1,  # these schemes are not in attention
+        initializer_range=options["initializer_range"],
+    )
     encoding = build_schemes(position, dimensions, options).input
     # several encodings, or none, are wrapped in a ComposeInput
     encodings = encoding.schemes.values() if isinstance(encoding, ComposeInput) else [encoding]
