@@ -1,4 +1,4 @@
-"""Every fix that RecBole 1.2.x needs, most of them for today's numpy.
+"""Every fix that RecBole 1.2.0 needs, most of them for today's numpy.
 
 Each function is one fix; its docstring says what breaks without it. The import hook at the end of
 this file applies it when its module of RecBole is imported, or at once if that was imported before.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 Patch = Callable[..., None]
@@ -152,30 +152,6 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
                 table[field] = column.fillna(0 if kind == "token" else column.mean())
 
 
-@wrap_function("recbole.evaluator.collector", "Collector.get_data_struct")
-def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
-    """Return what RecBole's Collector has gathered for an evaluation, plain numbers included.
-
-    RecBole 1.2.1 calls ``.cpu()`` on every value to move it off the GPU, and so fails on a plain
-    number. Plain numbers are taken out before RecBole's method runs, and put back afterwards.
-
-    Args:
-        get_data_struct: RecBole's method, which returns a copy of the gathered values.
-        self: the ``recbole.evaluator.collector.Collector``.
-    """
-    collected = self.data_struct._data_dict  # name -> tensor or number
-    plain = {key: value for key, value in collected.items() if not hasattr(value, "cpu")}
-    for key in plain:
-        del collected[key]
-
-    struct = get_data_struct(self)
-
-    # Both the result for the metrics and the Collector itself get the plain numbers back.
-    struct._data_dict.update(plain)
-    collected.update(plain)
-    return struct
-
-
 @wrap_function("recbole.model.general_recommender.pop", "Pop.__init__")
 def note_label_field(init: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
     """Build RecBole's model Pop, and keep in ``LABEL`` the field that marks negatives by 0."""
@@ -223,18 +199,6 @@ def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *ar
     return embed(self, values, *args)
 
 
-@patch_module("recbole.quick_start.quick_start")
-def report_metrics_together(quick_start: ModuleType) -> None:
-    """Report metrics to Ray Tune as one mapping.
-
-    RecBole calls ``tune.report(loss=..., ndcg=...)`` with keywords, which today's Ray refuses with
-    a TypeError. The name ``tune`` in RecBole's module becomes a stand-in that passes them as one
-    dict.
-    """
-    tune = quick_start.tune
-    vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
-
-
 # --- when a module of RecBole is imported ---
 
 # RecBole imports these wherever it trains, which costs 1.2 s of CPU and 70 MB in each process; only
@@ -254,10 +218,11 @@ class _Hook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module of RecBole is, with a loader that also changes it after its run.
+        """Tell Python where a module is and how to load it; Python asks this for every import.
 
-        Python calls it for every import. The module is found where Python's own finder does; only
-        its loader's ``exec_module`` is replaced, by :func:`_execute_and_patch`.
+        Only the modules of RecBole that this file changes are answered. Such a module is found
+        where Python finds it, but is loaded in another way: :func:`_execute_and_patch` runs the
+        module's code, in place of the loader's ``exec_module``, and changes the module afterwards.
 
         Args:
             name: full name of the module that is imported.
@@ -265,15 +230,17 @@ class _Hook(MetaPathFinder):
             target: unused, part of Python's interface.
 
         Returns:
-            The module's spec; None for a module that is not changed, so that Python goes on with
-            its other finders.
+            A spec, which is Python's description of where the module is and of its loader. None for
+            any other module, so that Python asks its own finders.
         """
-        # Modules with patches, with a slow library that is not imported, and RecBole's model SINE,
-        # which switches torch's anomaly detection on.
-        is_patched = name in PATCHES or name in _DEFERRED or name == _ANOMALY_MODULE
-        spec = PathFinder.find_spec(name, path) if is_patched else None
+        is_changed = name in PATCHES or name in _DEFERRED or name == _ANOMALY_MODULE
+        if not is_changed:
+            return None
+
+        spec = PathFinder.find_spec(name, path)  # Python's own answer
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
+            # Python will call ``exec_module`` with the new module.
             loader.exec_module = functools.partial(_execute_and_patch, loader.exec_module)
         return spec
 

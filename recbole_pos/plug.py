@@ -3,7 +3,7 @@
 RecBole looks up four things by a model's name: its class (``get_model``), ``<name>Dataset`` in
 ``recbole.data.dataset``, ``<name>Trainer`` in ``recbole.trainer``, and its yaml file. The functions
 here answer for the plugin's models. RecBole's checkpoints, which it would unpickle, load if this
-process has written them or the user trusts them.
+process has written them or the user trusts them; those of the plugin are for ``recbole_pos.load``.
 """
 
 from __future__ import annotations
@@ -163,179 +163,43 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
     _WRITTEN.add(os.path.realpath(file))  # such files are read without being trusted by the user
 
 
-def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
-    """Return the content of a checkpoint as RecBole names it, without running code of strangers.
+@wrap_function("recbole.trainer.trainer", "Trainer.evaluate")
+@wrap_function("recbole.trainer.trainer", "Trainer.resume_checkpoint")
+@wrap_function("recbole.quick_start.quick_start", "load_data_and_model")
+def _unpickle_trusted(original: Any, *args: Any, trust: bool = False, **options: Any) -> Any:
+    """Call a function of RecBole that reads a checkpoint, but run no code of strangers.
 
-    There are two kinds of files. RecBole's trainer pickles its checkpoints, so that reading one may
-    run code that is in it: it is read only if this process has written it, or the user trusts it.
-    The checkpoints of recbole-pos have only tensors and plain values, and are always read. Their
-    content is then converted to RecBole's names.
+    While the function runs, ``torch.load`` unpickles a file that this process has written, or any
+    file if the user trusts it. Another file raises an error.
 
     Args:
-        file: path of the checkpoint.
-        trust: whether the user allows that code in the file is run.
-        device: device for the tensors of a file that this process has written or the user trusts;
-            by default where they were saved. Those of other files are on the CPU.
+        original: RecBole's function.
+        args, options: its arguments.
+        trust: whether code in the checkpoint may be run.
 
     Returns:
-        ``config``, ``state_dict`` (the weights), ``other_parameter`` and so on, by name.
+        What RecBole's function returns.
 
     Raises:
-        CheckpointError: if the file must not be, or cannot be, read.
+        CheckpointError: if the file is not trusted; those of this package never are, since RecBole
+            cannot read them.
     """
     import torch
 
-    from recbole_pos.experiment import checkpoint
-
-    # ``_WRITTEN`` are the checkpoints of RecBole's trainer that this process has written.
-    if not trust and os.path.realpath(file) not in _WRITTEN:
-        # ``load`` refuses a pickled file, and names the argument ``trust``.
-        return _convert_to_recbole(checkpoint.load(file), file)
-
-    # A file that the user trusts may be of either kind; recbole-pos marks its own by ``FORMAT``.
-    state = torch.load(file, map_location=device, weights_only=False)
-    is_ours = state.get("format") == checkpoint.FORMAT
-    return _convert_to_recbole(state, file) if is_ours else state
-
-
-def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
-    """Give a checkpoint of this package the names that RecBole looks for, with the best weights.
-
-    Args:
-        state: content of the checkpoint.
-        file: its path.
-
-    Returns:
-        The content with RecBole's names added: ``config``, ``state_dict`` (the weights) and
-        ``other_parameter`` (what a model keeps beside weights, such as counts).
-
-    Raises:
-        CheckpointError: if RecBole would split the data of the model in another way than the run.
-    """
-    from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.errors import CheckpointError
-    from recbole_pos.model.models import is_served
-    from recbole_pos.plain import from_plain
 
-    # RecBole gets the data of this package, split as in the run, for models that this package
-    # trains (``is_served``). Data of other models, such as its SASRec, it would split itself.
-    config = PosConfig(config_dict=state["config"], strict=False)
-    if not is_served(config["model"]):
+    torch_load = torch.load
+
+    def load_trusted(file: Any, **load_options: Any) -> Any:
+        if trust or os.path.realpath(file) in _WRITTEN:
+            return torch_load(file, weights_only=False, **load_options)
         raise CheckpointError(
-            f"{file} is of {config['model']}, trained by recbole-pos on its own split, which "
-            "RecBole does not make; load it with recbole_pos.load"
+            f"{file} may run code when RecBole loads it, and this process has not written it: load "
+            "one of recbole-pos with recbole_pos.load; one of RecBole's that you trust, trust=True"
         )
 
-    # RecBole unpickles data that it finds at these two paths, by default in its usual folder. That
-    # could run code, so they lead nowhere: nothing is within a checkpoint, a file and no folder.
-    for key in ("dataset_save_path", "dataloaders_save_path"):
-        config[key] = os.path.join(file, "nothing")
-
-    weights = state["best_weights"] or state["weights"]
-    return {
-        **state,
-        "config": config,
-        "state_dict": weights["state_dict"],
-        "other_parameter": from_plain(weights["other"]),
-    }
-
-
-def _load_weights(model: Any, state: dict[str, Any]) -> None:
-    """Load the parameters of a checkpoint into a model.
-
-    Args:
-        model: a model of RecBole's form.
-        state: the checkpoint. ``state_dict`` are the weights. ``other_parameter`` are values that
-            RecBole keeps beside them, such as the counts of the model Pop; it may be missing.
-    """
-    model.load_state_dict(state["state_dict"])
-    # RecBole's method does nothing for None
-    model.load_other_parameter(state.get("other_parameter"))
-
-
-@wrap_function("recbole.trainer.trainer", "Trainer.evaluate")
-def _evaluate(
-    evaluate: Any,
-    self: Any,
-    eval_data: Any,
-    load_best_model: bool = True,
-    model_file: Any = None,
-    show_progress: bool = False,
-    trust: bool = False,
-) -> Any:
-    """Evaluate as RecBole's trainer does, but run no code that the checkpoint may hold.
-
-    Args:
-        evaluate: RecBole's method, which gets a model that has its weights already.
-        self: the trainer.
-        eval_data: loader of the interactions to predict.
-        load_best_model: whether to load a checkpoint first, and not to evaluate the present
-            weights.
-        model_file: the checkpoint to load; by default the one that this trainer has saved.
-        show_progress: whether to show a progress bar.
-        trust: whether code in the checkpoint may be run.
-
-    Returns:
-        The metrics by name.
-    """
-    if eval_data and load_best_model:
-        file = model_file or self.saved_model_file
-        _load_weights(self.model, _read_checkpoint(file, trust, self.device))
-    # The weights are loaded by now, and RecBole must not load them again.
-    return evaluate(self, eval_data, load_best_model=False, show_progress=show_progress)
-
-
-@wrap_function("recbole.trainer.trainer", "Trainer.resume_checkpoint")
-def _resume_checkpoint(original: Any, self: Any, resume_file: Any, trust: bool = False) -> None:
-    """Let a trainer of RecBole's go on from a checkpoint, without running code that the file holds.
-
-    Args:
-        original: RecBole's method, which is not called.
-        self: the trainer, which gets the weights and the states of the checkpoint.
-        resume_file: path of the checkpoint.
-        trust: whether code in the checkpoint may be run.
-    """
-    state = _read_checkpoint(resume_file, trust, self.device)
-    self.saved_model_file = str(resume_file)
-    self.start_epoch = state["epoch"] + 1
-    self.cur_step = state["cur_step"]
-    self.best_valid_score = state["best_valid_score"]
-    _load_weights(self.model, state)
-    self.optimizer.load_state_dict(state["optimizer"])
-    self.logger.info(f"Checkpoint loaded. Resume training from epoch {self.start_epoch}")
-
-
-@wrap_function("recbole.quick_start.quick_start", "load_data_and_model")
-def _load_data_and_model(original: Any, model_file: Any, trust: bool = False) -> tuple[Any, ...]:
-    """Return what RecBole's function of this name does, without running code in the checkpoint.
-
-    Args:
-        original: RecBole's function, which is not called.
-        model_file: path of the checkpoint.
-        trust: whether code in the checkpoint may be run.
-
-    Returns:
-        The configuration, the model with its weights, the dataset, and the loaders of training,
-        validation and test.
-    """
-    from recbole.quick_start import quick_start
-
-    from recbole_pos.experiment.checkpoint import require_same_data
-
-    state = _read_checkpoint(model_file, trust)
-    config = state["config"]
-
-    # The dataset is read and split again, with the seed of the run.
-    quick_start.init_seed(config["seed"], config["reproducibility"])
-    quick_start.init_logger(config)
-    dataset = quick_start.create_dataset(config)
-    loaders = quick_start.data_preparation(config, dataset)
-    if state.get("data"):  # checkpoints of this package say which data the model was trained on
-        require_same_data(state, dataset.identity, model_file)
-
-    # Seed again, as RecBole's function does, so that the model is built with the run's numbers.
-    quick_start.init_seed(config["seed"], config["reproducibility"])
-    model_class = quick_start.get_model(config["model"])
-    model = model_class(config, loaders[0]._dataset).to(config["device"])
-    _load_weights(model, state)
-    return config, model, dataset, *loaders
+    vars(torch)["load"] = load_trusted
+    try:
+        return original(*args, **options)
+    finally:
+        vars(torch)["load"] = torch_load
