@@ -28,8 +28,6 @@ except ImportError:  # not on Windows, which goes without the lock
 TEMPORARY = "recbole-pos-temporary-"  # prefix of the folders of :class:`TemporaryFolder`
 LOCK = "lock"  # the file in a folder that its writer locks
 MAX_BYTES = 2**24  # of a file of yaml or json
-# Errors of a lock that another process holds; others mean that the file system has no locks.
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)
 # Errors of a full disk, or of a user or process that may write no more.
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -160,11 +158,10 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
     Raises:
         UsageError: if ``path`` is a folder or too long, or its folder does not exist.
         StorageError: for any other OSError, such as a full disk.
-        BrokenPipeError: as it is, if nobody reads the pipe of standard output any more.
     """
     try:
         yield
-    except (StorageError, BrokenPipeError):  # the first has the name of a file already
+    except StorageError:  # it has the name of a file already
         raise
     except OSError as error:
         folder = os.path.dirname(os.path.abspath(path))
@@ -174,11 +171,6 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
         else:
             reason = f"folder {folder} does not exist"
         text = f"cannot write {short(str(path))}: {reason}"
-        # If the disk is full, or this user may write no more (the errors in _FULL), say how much is
-        # free.
-        if error.errno in _FULL and not str(path).startswith("/dev/"):
-            text += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
-
         is_too_long = error.errno == errno.ENAMETOOLONG
         if not has_folder or os.path.isdir(path) or is_too_long:
             raise UsageError(text) from error
@@ -225,14 +217,14 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _HELD:  # the errors that mean: another process holds the lock
-                file.seek(0)
-                holder = file.read().decode(errors="replace").strip() or "another process"
-                raise UsageError(
-                    f"{folder} is being {action} by {holder}; wait for it, or stop it first"
-                ) from error
-            # Any other error means that the file system has no locks, so go on without.
+        except BlockingIOError as error:  # another process holds the lock
+            file.seek(0)
+            holder = file.read().decode(errors="replace").strip() or "another process"
+            raise UsageError(
+                f"{folder} is being {action} by {holder}; wait for it, or stop it first"
+            ) from error
+        except OSError:  # the file system has no locks, so go on without
+            pass
 
         with suppress(OSError):  # if the disk is full, messages cannot name this process
             file.truncate(0)
@@ -349,14 +341,9 @@ def _link_file(file: Any, new_path: Any) -> None:
         shutil.copy2(file, new_path, follow_symlinks=False)
 
 
-def digest_file(path: Path, algorithm: str = "sha256") -> str:
-    """Return the digest of the bytes of a file, in hexadecimal.
-
-    Args:
-        path: the file.
-        algorithm: name of the checksum in ``hashlib``.
-    """
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 digest of the bytes of a file, in hexadecimal."""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

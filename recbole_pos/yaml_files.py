@@ -126,37 +126,22 @@ for _loader in (YamlLoader, PackagedLoader):
         re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
         list("-+0123456789."),
     )
-_HALF_OPEN = re.compile(r"\[[^\[\]{}]*\)")  # an interval of numbers: "[5,inf)", "[0,3);[7,9]"
 
 
-def parse_scalar(text: str, location: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """Return the value that a text on the command line stands for, read as yaml.
 
-    ``1e-3`` is a float, ``[a, b]`` a list, ``~`` None, and what yaml cannot read is a str.
-
-    Args:
-        text: the text.
-        location: where it was given, with which messages begin.
-
-    Raises:
-        UsageError: for what begins like a list, mapping or quotation and is not one.
+    ``1e-3`` is a float, ``[a, b]`` a list, ``~`` None. What yaml cannot read is a str, such as the
+    interval ``[5,inf)``.
     """
-    bare = text.strip()  # without spaces around it
     # The option for a separator of fields may be one of these characters, in which yaml sees the
     # beginning of a block, list, key, comment or tag.
-    if text == " " or bare in ("|", ">", "-", "?", "#", "!"):
+    if text == " " or text.strip() in ("|", ">", "-", "?", "#", "!"):
         return text
     try:
         return yaml.load(text, Loader=YamlLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        # Half-open intervals such as "[5,inf)", which _HALF_OPEN matches, are text, too.
-        if not bare.startswith(("[", "{", "'", '"')) or _HALF_OPEN.match(bare):
-            return text
-        problem = short(getattr(error, "problem", None) or "it cannot be read")
-        raise UsageError(
-            f"{location}: {shown(text)} is no list, mapping or quoted text ({problem}); close what "
-            "it opens, or quote all of it if it is text"
-        ) from error
+    except (yaml.YAMLError, ValueError):
+        return text
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_a_killed_process_is_replaced(tiny, tmp_path, restarts) -> None:
     given, folder = {**OPTIONS, "data_path": str(tiny)}, tmp_path / "run"
     words = [f"--{key}={value}" for key, value in {**given, "run_dir": folder}.items()]
     more = "--quiet", "--nproc=3", f"--max_restarts={restarts}"
-    process = start(SCRIPT, "-m", "FPARec", "-d", "tiny", *words, *more)
+    process = start(SCRIPT, "run", "-m", "FPARec", "-d", "tiny", *words, *more)
     kill_one(process, folder)
     error = process.communicate()[1]
     assert "Traceback" not in error

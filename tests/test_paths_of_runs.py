@@ -51,13 +51,13 @@ def test_yaml_is_read_within_bounds_or_refused_in_one_line(tmp_path) -> None:
             read_yaml(file)
         assert str(file) in (message := str(refusal.value))
         assert len(message) < 600 and "\n" not in message
-    assert parse_scalar("[&a [1, 2], *a]", "--x") == [[1, 2], [1, 2]], "aliases as such are fine"
+    assert parse_scalar("[&a [1, 2], *a]") == [[1, 2], [1, 2]], "aliases as such are fine"
     file.write_text("a: &a {x: 1}\nb: {c: &c {<<: *a, x: 2}}\nd: {<<: *c}\n")
     assert read_yaml(file) == {"a": {"x": 1}, "b": {"c": {"x": 2}}, "d": {"x": 2}}
 
 
 def test_a_separator_on_the_command_line_is_text() -> None:
-    assert [parse_scalar(sign, "--seq_separator") for sign in " |>-?#!~"] == [*" |>-?#!", None]
+    assert [parse_scalar(sign) for sign in " |>-?#!~"] == [*" |>-?#!", None]
 
 
 def test_commands_read_yaml_so(here, tiny, refused) -> None:

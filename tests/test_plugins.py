@@ -109,9 +109,6 @@ def test_wrong_options(tiny: Path, mine) -> None:
         ({"position": ["rope"]}, "'position'"),
     ):
         assert named in refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny, **given))
-    recbole_pos.register_model(mine.TinyGRU, {**GRU, "attn_dropout_prob": 2.0})
-    message = refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny))
-    assert message.startswith("defaults of TinyGRU: attn_dropout_prob")
     given = options(tiny, position=["recency"])
     assert "register_scheme first" in refusal(PosConfig, "PosSASRec", "tiny", None, given)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
-import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import SMALL, wait
@@ -41,47 +38,36 @@ def test_lines_are_printed_whole_and_as_they_are(capsys) -> None:
     assert "number 11" in printed and "[pair.cc:553] at [/lib/a]" in printed
 
 
-def test_on_a_terminal_a_bar_that_vanishes() -> None:
+def test_on_a_terminal_a_line_that_vanishes() -> None:
     reporter = Reporter()
     reporter.console = type(reporter.console)(file=io.StringIO(), force_terminal=True, width=100)
     drawn = reporter.console.file
     with pytest.raises(ZeroDivisionError), reporter.task("epoch 1/2", 7) as task:
         task.advance(50)
-        wait(lambda: "1/7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
+        wait(lambda: "1 of 7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
         raise ZeroDivisionError
     assert drawn.getvalue().rstrip().endswith("\x1b[2K")  # its line is cleared
 
 
-def test_json_is_start_epochs_result(tiny, tmp_path, capsys) -> None:
-    """With ``--quiet`` nothing is printed."""
+def test_quiet_prints_nothing(tiny, tmp_path, capsys) -> None:
     options = [f"--{key}={value}" for key, value in SMALL.items() if key != "show_progress"]
     command = ["run", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", *options]
     assert main([*command, f"--run_dir={tmp_path / 'quiet'}", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
-    assert main([*command, f"--run_dir={tmp_path / 'run'}", "--json"]) == 0
-    out = capsys.readouterr().out
-    start, *epochs, result = (json.loads(line) for line in out.splitlines())
-    assert start["event"] == "start" and start["run_dir"] == str(tmp_path / "run")
-    assert start["users"] == 60 and start["device"] == result["device"]
-    kept = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    for line, epoch in zip(kept, epochs, strict=True):
-        assert {**line, "event": "epoch", "best": epoch["best"]} == epoch
-    written = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {**written, "event": "result"} == result
 
 
-def test_messages_are_plain_text_also_in_a_notebook_and_with_colours(monkeypatch, caplog):
+def test_messages_are_plain_text_also_in_a_notebook(monkeypatch, capsys, caplog):
     class ZMQInteractiveShell:
         """The name by which rich knows a notebook."""
 
     monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    reporter = Reporter(False)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of notebooks have it
+    reporter = Reporter()
     with caplog.at_level(logging.INFO, "recbole_pos"):
         reporter.line("one")
         reporter.show_results("test", {"test": {"ndcg@10": 0.5}})
-    text = caplog.text
-    assert "one\n" in text and "│ ndcg@10 │ 0.5000 │" in text and "\x1b" not in text
+    for text in (caplog.text, capsys.readouterr().out):
+        assert "one\n" in text and "│ ndcg@10 │ 0.5000 │" in text and "\x1b" not in text
 
 
 def test_an_application_decides_where_messages_go(monkeypatch, capsys, caplog) -> None:
@@ -94,29 +80,3 @@ def test_an_application_decides_where_messages_go(monkeypatch, capsys, caplog) -
     assert capsys.readouterr().out == ""
     found = [(one.levelname, one.getMessage()) for one in caplog.records]
     assert found == [("INFO", "two"), ("WARNING", "three")]
-
-
-def test_progress_in_a_notebook_is_one_output(monkeypatch, capsys) -> None:
-    shown: list[str] = []
-    handle = SimpleNamespace(update=lambda content, raw: shown.append(content["text/plain"]))
-
-    def display(content: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
-        shown.append("new")
-        return handle
-
-    python, outputs = ModuleType("IPython"), ModuleType("IPython.display")
-    python.get_ipython = lambda: SimpleNamespace(kernel=True)
-    outputs.display = display
-    monkeypatch.setitem(sys.modules, "IPython", python)
-    monkeypatch.setitem(sys.modules, "IPython.display", outputs)
-    monkeypatch.setattr("recbole_pos.reporter.SECOND", 0.001)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of notebooks have it
-    reporter = Reporter()
-    line = {"epoch": 0, "loss": 1.0, "valid": None, "seconds": 1.0, "targets_per_second": 5.0}
-    reporter.show_epoch(line, "ndcg@10", False)
-    with reporter.task("epoch 1/9", 40):
-        wait(lambda: len(shown) > 3)
-    reporter.show_epoch({**line, "epoch": 1}, "ndcg@10", False)
-    assert shown.count("new") == 1 and shown[-1].startswith("epoch   1  loss 1.0000")
-    assert any(text.startswith("epoch 1/9: ") for text in shown)
-    assert capsys.readouterr().out == ""

@@ -8,15 +8,12 @@ imports what it needs when it runs, so that ``--help`` does not wait for torch.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Command, option, read_list, read_settings
+from recbole_pos.cli.parser import Command, option, read_settings
 from recbole_pos.config import arguments
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.version import __version__
 
 # Arguments that several commands share.
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
@@ -109,23 +106,10 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             list_options(args.model, overrides)
         return
 
-    # Print what will run before torch and RecBole are imported: this takes seconds, in which the
-    # user would see nothing. Of several processes that train together, only the first prints;
-    # torchrun tells each its number in RANK.
-    from recbole_pos.reporter import Reporter
-
-    settings = read_settings(args, arguments.RunArguments)
-    if os.environ.get("RANK", "0") == "0" and not settings.as_json:
-        if settings.resume is not None:
-            task = f"resumes {settings.resume}"
-        else:  # "FPARec on ml-100k", as far as the command names them
-            names = [name for name in (args.model, args.dataset) if name]
-            task = " on ".join(names) or "the model of the files"
-        Reporter(settings.verbose).line(f"recbole-pos {__version__}: {task}")
-
     from recbole_pos.experiment.run import run
 
     # ``overrides`` has the options that are given as --key value, by key.
+    settings = read_settings(args, arguments.RunArguments)
     run(args.model, args.dataset, args.config_files, overrides, settings=settings)
 
 
@@ -316,10 +300,9 @@ def _inspect_because(args: argparse.Namespace) -> None:
     "evaluate",
     _RUN_DIR,
     option("--metrics METRIC...", "such as NDCG Hit MRR (as of the run)"),
-    option("--topk K...", "cutoffs (those of the run)"),
+    option("--topk K...", "cutoffs (those of the run)", type=int),
     _PART,
     option("--mask_history BOOL", "leave out seen items (as in the run)"),
-    option("--json", "print one json object"),
     *_DATA_PATH_AND_PLUGINS,
 )
 def _evaluate(args: argparse.Namespace) -> None:
@@ -333,13 +316,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.yaml_files import parse_scalar
 
     # Values are read as yaml. Without an option, None takes what the run was tested with.
-    mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = read_list(args.metrics, "--metrics")
-    topk = read_list(args.topk, "--topk")
-    scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
-    if args.json:
-        print(json.dumps(scores))
-        return
+    mask = None if args.mask_history is None else parse_scalar(args.mask_history)
+    scores = evaluate(args.run_dir, args.metrics, args.topk, args.part, mask, args.data_path)
 
     # Print the metrics with how they were computed: split, targets, and which items were ranked.
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()

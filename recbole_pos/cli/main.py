@@ -6,9 +6,7 @@ becomes one line on stderr; ``--debug`` shows the traceback instead.
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import signal
 import sys
 import threading
@@ -16,22 +14,14 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import recbole_pos.cli.commands  # noqa: F401 - registers the commands
 from recbole_pos.cli.parser import Command, Parser, parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError, handle_signals
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import shown
 from recbole_pos.version import __version__
 
-EPILOG = """examples:
-  recbole-pos run -m FPARec -d ml-100k
-  recbole-pos run -m SASRec -d ml-100k --epochs 20 --learning_rate 5e-4
-  recbole-pos run -m FPARec --help
-  recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
-  recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --max_concurrent 2
-  recbole-pos attach saved/ml-100k/PosSASRec/20260101-120000 kernel
-"""
 _GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 _USUAL_FORMAT = warnings.formatwarning  # Python's own, for warnings that are not about a run
 
@@ -43,8 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: words of the command line; those of this process when None.
 
     Returns:
-        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 141 (nothing reads stdout any
-        more) or 143 (SIGTERM).
+        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C) or 143 (SIGTERM).
     """
     words = sys.argv[1:] if argv is None else list(argv)
 
@@ -57,17 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     with _interrupt_on_sigterm() as terminated:
         try:
             _run_command(words)
-            print(end="", flush=True)  # raises BrokenPipeError now, and not at exit
             return 0
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
             # 143 if SIGTERM has caused it, and 130 after Ctrl-C.
             return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
-        except BrokenPipeError:
-            # Nothing reads stdout any more (`| head`). Python still writes the rest of it at exit,
-            # which would fail again, so send that to nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            return 128 + signal.SIGPIPE
         except Exception as error:
             if "--debug" in words:
                 raise
@@ -81,12 +64,8 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         The parser, with a subparser for each command; and these subparsers by the name of the
         command, or of a group of commands such as ``inspect``.
     """
-    parser = Parser(
-        prog="recbole-pos",
-        description="Position-aware sequential recommendation for RecBole.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Position-aware sequential recommendation: recbole-pos run -m FPARec -d ml-100k"
+    parser = Parser(prog="recbole-pos", description=about)
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
@@ -132,9 +111,6 @@ def _run_command(words: list[str]) -> None:
     Raises:
         UsageError: for a wrong argument, or an unknown one.
     """
-    # Without a command it is a run: `recbole-pos -m FPARec ...`, as in RecBole's script.
-    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
-        words = ["run", *words]
     # The parser of the whole command line, and those of commands by the first word: the name of a
     # command, or of a group of commands such as inspect.
     parser, command_parsers = make_parser()
@@ -146,42 +122,20 @@ def _run_command(words: list[str]) -> None:
     if takes_options:
         own_words, options = split_options(words[1:], own_names=command_parser.options)
         words = [words[0], *own_words]
-    args, unknown = parser.parse_known_args(words)
-    if unknown:
-        _refuse_unknown(unknown, command_parser)
+    args = parser.parse_args(words)
 
     # Import the modules with custom models that the argument --plugins names, if a command has it.
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named
         from recbole_pos.yaml_files import parse_scalar
 
-        import_named(parse_scalar(args.plugins, "--plugins"))
+        import_named(parse_scalar(args.plugins))
 
     # ``command`` is the function of the command.
     if takes_options:
         args.command(args, parse_overrides(options))
     else:
         args.command(args)
-
-
-def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
-    """Raise a UsageError for words of a command line that mean nothing to the command.
-
-    Args:
-        unknown: the words, one or more.
-        parser: parser of the command; its option that is spelt most alike is suggested.
-
-    Raises:
-        UsageError: always.
-    """
-    hint = ""
-    if unknown[0].startswith("-"):
-        name = unknown[0].lstrip("-").partition("=")[0]
-        # Names of one letter, such as -m, are similar to nothing.
-        hint = suggest(f"--{name}", [f"--{known}" for known in parser.options if len(known) > 1])
-    elif parser.get_default("takes_options"):  # the words may be the rest of `--topk 5 10`
-        hint = "; a list is one value, as in --topk='[5, 10]'"
-    raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
 
 
 def _report(error: Exception) -> int:

@@ -91,7 +91,7 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
     ======================= ==========================================================
     spec                    argument
     ======================= ==========================================================
-    ``--json``              a flag: True if it is given
+    ``--overwrite``         a flag: True if it is given
     ``-m --model NAME``     an option with one word, and two names
     ``-k N``                an option with a whole number
     ``--items ITEM...``     an option with one or more words
@@ -235,28 +235,10 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
                 f"cannot read {shown(argument)}: this command has no such flag, and options of the "
                 "configuration are given as --key=value or --key value"
             )
-        value = parse_scalar(text, f"--{key}")  # as yaml; the key is for messages
+        value = parse_scalar(text)
         name, _, inner_name = key.partition(".")
         if inner_name:
             overrides.setdefault(name, {})[inner_name] = value
         else:
             overrides[name] = value
     return overrides
-
-
-def read_list(words: list[str] | None, name: str) -> Any:
-    """Return the values of an option that takes several, read as yaml.
-
-    The words may have commas and brackets, as in ``[5, 10]`` or ``5,10`` or ``5 10``.
-
-    Args:
-        words: words of the command line after the option; None if it is not given.
-        name: name of the option, for messages.
-
-    Returns:
-        The list; None without words.
-    """
-    from recbole_pos.yaml_files import parse_scalar
-
-    values = ",".join(word.strip("[],") for word in words or ())
-    return parse_scalar(f"[{values}]", name) if values else None

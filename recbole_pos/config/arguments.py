@@ -45,22 +45,10 @@ def find_kind(argument: Field) -> type:
 
 
 @dataclass(frozen=True)
-class Reporting:
-    """What is reported while a model trains; the texts below are those of ``--help``.
+class AttachArguments:
+    """Arguments of :func:`recbole_pos.attach`; the texts below are those of ``--help``."""
 
-    ``verbose=False`` is ``--quiet`` on the command line, and ``as_json`` is ``--json``.
-    """
-
-    verbose: bool = _arg(True, "print no progress and no results", flag="quiet", group="reporting")
-    as_json: bool = _arg(
-        False, "print json: start, each epoch, result", flag="json", group="reporting"
-    )
-
-
-@dataclass(frozen=True)
-class AttachArguments(Reporting):
-    """Arguments of :func:`recbole_pos.attach`."""
-
+    verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
     run_dir: str | Path | None = _arg(None, "output folder (saved/<dataset>/<model>/<time>)")
 
 

@@ -14,10 +14,10 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.metrics import has_cutoff
-from recbole_pos.config.options import Option, find_inner, find_option
+from recbole_pos.config.options import Option, find_inner
 from recbole_pos.data.targets import check_given_parts
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import LOSSES, MODELS, PARTIAL_LOSSES, is_on_our_base
+from recbole_pos.model.models import LOSSES, PARTIAL_LOSSES, is_on_our_base
 from recbole_pos.plain import to_plain
 from recbole_pos.values import check_choice, nearest, shown
 
@@ -79,22 +79,6 @@ def check_value(location: str, option: Option, value: Any) -> Any:
             raise UsageError(f"{location}: unknown key {shown(key)} in {option.name}{hint}")
         check_value(location, rows[key], inner_value)
     return checked
-
-
-def check_custom_defaults(model: str, free: set[str]) -> None:
-    """Check the defaults that the user has given to a model of their own.
-
-    Args:
-        model: name of the model; nothing is checked for one of this package or RecBole's.
-        free: options that only this model or its position schemes read, and that may hold anything.
-
-    Raises:
-        UsageError: for a default that the option's row in the table of options does not allow.
-    """
-    if model in MODELS.added:  # models that the user has registered
-        for key, value in MODELS.defaults(model).items():
-            if key not in free:
-                check_value(f"defaults of {model}", find_option(key), value)
 
 
 @functools.cache

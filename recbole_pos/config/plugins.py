@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import pickle
-import re
 import sys
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
@@ -25,7 +24,6 @@ from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import without_working_directory
 from recbole_pos.values import short, shown
 
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # of a module, such as ``package.module``
 _allowed: set[str] = set()  # modules that may be imported from the working directory
 
 
@@ -75,20 +73,9 @@ def import_plugins(plugins: Any, location: str) -> list[str]:
         The names as a list.
 
     Raises:
-        UsageError: for a value of another kind, or a module that cannot be imported.
+        UsageError: if a module cannot be imported.
     """
-    # _NAME matches names of modules such as ``package.module``.
-    names = [plugins] if isinstance(plugins, str) else plugins or []
-    are_names = isinstance(names, (list, tuple)) and all(
-        isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
-        for name in names
-    )
-    if not are_names:
-        raise UsageError(
-            f"{location}: plugins: found {shown(plugins)}, expected modules such as [my_models], "
-            "as `import` names them: without .py, and with a dot for each folder"
-        )
-
+    names = [plugins] if isinstance(plugins, str) else list(plugins or ())
     for name in names:
         try:
             _import(name)
@@ -98,8 +85,8 @@ def import_plugins(plugins: Any, location: str) -> list[str]:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
             problem = _explain_missing(name) if is_missing else f"{type(error).__name__}: {error}"
-            raise UsageError(f"{location}: plugins: {short(name)}: {problem}") from error
-    return list(names)
+            raise UsageError(f"{location}: plugins: {shown(name)}: {problem}") from error
+    return names
 
 
 def _import(name: str) -> None:
@@ -135,7 +122,7 @@ def _explain_missing(name: str) -> str:
     if name in _allowed:
         return (
             f"there is no such module, neither installed nor in {os.getcwd()}; start in the folder "
-            "that has it"
+            "that has it, and name it as `import` does, without .py"
         )
     return (
         "it is not installed, and the working directory is not searched for what only a file "

@@ -160,7 +160,6 @@ class PosConfig(Config):
         self.strict = self.strict and not self._find_run_files()
         self.free = sources.free_options(self.model, schemes)
         self._drop_options_of_former_runs()
-        checks.check_custom_defaults(self.model, self.free)
         self._check_user_options()
         self.final_config_dict = self._merge_defaults()
         checked = {k: v for k, v in self.final_config_dict.items() if k not in self.free}
@@ -524,7 +523,8 @@ class PosConfig(Config):
         for name, value in values.items():
             key, *_ = name.split(".")  # eval_args for eval_args.target
             is_default = value in (None, defaults.get(name))
-            if is_default or not self._is_set_by_user(key):
+            # ``free`` are options of the user's own classes, of which the package knows nothing
+            if is_default or key in self.free or not self._is_set_by_user(key):
                 continue
             reason = sources.explain_unread(name, values, self.model, defaults["MODEL_TYPE"])
             if reason is None:  # it has an effect
@@ -537,15 +537,19 @@ class PosConfig(Config):
             )
 
     def _is_set_by_user(self, key: str) -> bool:
-        """Return whether the user has set an option for this run, and the package knows what it is.
+        """Return whether the user has set an option for this run: in the call or a file of theirs.
 
-        The user sets options in the call or in files of their own, outside ``for``. An option that
-        only a class of the user's reads (``self.free``) is not known to the package.
+        An option is not set for this run if its value is a default, or comes from the yaml file of
+        the dataset, a preset of this package, or a part of a file under ``for``.
+
+        Args:
+            key: name of the option.
         """
-        if key not in self.external_config_dict or key in self.free:  # not given, or not known
-            return False
-        # ``sources`` has the file that gave an option; it is missing there if the call gave it
-        return key not in self.sources or self.sources[key] in self.own_files
+        is_given = key in self.external_config_dict
+        # ``sources`` has the place that gave an option, of all options that files have given: a
+        # file such as "a.yaml", or a part of it such as "a.yaml, for SASRec".
+        comes_from_call = is_given and key not in self.sources
+        return comes_from_call or self.sources.get(key) in self.own_files
 
     @property
     def expected_counts(self) -> dict[str, int]:

@@ -93,36 +93,42 @@ def plugin_defaults(
 
 
 def _check_custom_schemes(schemes: list[str], model_defaults: dict[str, Any]) -> None:
-    """Raise a UsageError if a custom position scheme changes a default that others have, too.
+    """Check that no custom position scheme changes the default of an option that others read.
 
-    All options of a run are in one mapping, so an option has one default for all that read it. If a
-    custom scheme has an option ``initializer_range`` with the default 1, the model, which also
-    reads it, would start with this value.
+    An option has one value in a run, which all classes get that read the option. For example, a
+    custom scheme has an option ``initializer_range`` with the default 1. The model reads an option
+    of this name, too, with the default 0.02, and would now get 1.
 
     Args:
-        schemes: names of all position schemes of the run.
-        model_defaults: the defaults of the model's own options, with ``position`` among them.
-    """
-    for name in schemes:
-        if name not in SCHEMES.added:  # a scheme of this package, and not of the user
-            continue
-        # Defaults for every model: RecBole's and this package's.
-        others = read_yaml(find_recbole_properties() / "overall.yaml") | read_overall_defaults()
-        # Those of the other schemes of the run.
-        for other in schemes:
-            if other != name:
-                others |= SCHEMES.defaults(other)
-        # Those of the model, unless it has the scheme by default: then it is made for the scheme,
-        # and may give its options other defaults.
-        if name not in scheme_names(model_defaults["position"]):
-            others |= model_defaults
+        schemes: names of all position schemes of the run. Those that a user has written are in
+            ``SCHEMES.added``.
+        model_defaults: option -> default, of the options of the model, ``position`` included.
 
-        for key, value in SCHEMES.defaults(name).items():
-            if others.get(key, value) != value:
+    Raises:
+        UsageError: if a custom scheme and another reader have different defaults for an option.
+    """
+    own_schemes = scheme_names(model_defaults["position"])  # which the model has by default
+    for name in schemes:
+        if name not in SCHEMES.added:
+            continue
+        # Gather the defaults of all other readers. RecBole and this package have some for every
+        # model; ``SCHEMES`` has those of the other schemes of the run.
+        other_defaults = read_yaml(find_recbole_properties() / "overall.yaml")
+        other_defaults |= read_overall_defaults()
+        for other_scheme in schemes:
+            if other_scheme != name:
+                other_defaults |= SCHEMES.defaults(other_scheme)
+        # A model that has the scheme by default is made for it, and may set the scheme's options.
+        if name not in own_schemes:
+            other_defaults |= model_defaults
+
+        for option, default in SCHEMES.defaults(name).items():
+            other_default = other_defaults.get(option, default)
+            if default != other_default:
                 raise UsageError(
-                    f"position: {key} of scheme {shown(name)} has the default {shown(value)}; "
-                    f"others read this option, too, there {shown(others[key])}: give yours another "
-                    "name"
+                    f"position: {option} of scheme {shown(name)} has the default {shown(default)}; "
+                    f"others read this option, too, there {shown(other_default)}: give yours "
+                    "another name"
                 )
 
 

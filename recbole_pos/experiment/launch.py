@@ -293,7 +293,7 @@ def run_as_rank(
             text = f"a process was lost; all resume from the last epoch (restart {num_restarts})"
             logging.getLogger(__name__).warning(text)
         is_first = rank == 0  # only the first process prints
-        reporter = Reporter(args.verbose and is_first, as_json=args.as_json and is_first)
+        reporter = Reporter(args.verbose and is_first)
         return train(_make_rank_config(plain, gpu), resumed_folder, run_dir, reporter)
 
 

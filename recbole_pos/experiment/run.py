@@ -65,7 +65,7 @@ def run(
 
             - ``resume``: folder of an interrupted run, with which only ``epochs``, ``data_path``
               and ``plugins`` may be given as options;
-            - ``verbose``, ``as_json``: what is printed;
+            - ``verbose``: whether progress and results are printed;
             - ``nproc``: processes that train together, each with a part of every batch; those that
               torchrun has started are one run;
             - ``max_restarts``: how often they start again, from the last epoch, when one is killed.
@@ -118,7 +118,7 @@ def run(
         return run_as_rank(args, config.plain, run_dir, gpus)
     if args.nproc > 1:
         return run_in_parallel(args, config, run_dir)
-    reporter = Reporter(args.verbose, as_json=args.as_json)
+    reporter = Reporter(args.verbose)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
 
@@ -388,7 +388,7 @@ def attach(
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: folder of the new run.
         settings: what is printed, as one object.
-        keywords: the same by name: ``verbose``, ``as_json``, see :func:`recbole_pos.run`.
+        keywords: the same by name: ``verbose``, see :func:`recbole_pos.run`.
 
     Returns:
         The result of the new run, as of :func:`recbole_pos.run`.
@@ -445,7 +445,7 @@ def update(
         new_items: a token or token_seq field of items: a new item starts with the mean vector of
             the items that share a token with it; with a random one if None.
         settings: what is printed, as one object.
-        keywords: the same by name: ``verbose``, ``as_json``, see :func:`recbole_pos.run`.
+        keywords: the same by name: ``verbose``, see :func:`recbole_pos.run`.
 
     Returns:
         The result of the new run, as of :func:`recbole_pos.run`.

@@ -12,7 +12,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary, count_dataset
 from recbole_pos.data.item_vectors import keep_vectors
-from recbole_pos.data.protocol import add_sample, describe_split
+from recbole_pos.data.protocol import describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
@@ -177,7 +177,6 @@ def _train_and_test(
         reporter.warning(text)
     if folder.is_kept:
         reporter.line(f"{folder.path}/result.json")
-    reporter.write_json("result", asdict(result))
     return result
 
 
@@ -213,22 +212,12 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     Args:
         experiment: the model with its data.
         folder: folder of the run; its path is shown unless it is a temporary one.
-        reporter: prints the lines, and logs the facts as json.
+        reporter: prints the lines.
     """
     # ``count_dataset`` gives users, items and events; ``describe_device`` name, threads, precision.
     config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
     counts, device = count_dataset(dataset), describe_device(config)
     num_parameters = count_parameters(experiment.model)
-    facts = {
-        "model": config["model"],
-        "dataset": config["dataset"],
-        **counts,
-        "parameters": num_parameters,
-        "device": device,
-        "run_dir": str(folder.path),
-        "split": add_sample(dataset.split.summary, config),
-    }
-    reporter.write_json("start", facts)
 
     # The line of the model, such as "FPARec on ml-100k: 943 users, 1,682 items, ...".
     threads = f"{device['threads']} thread{'s' if device['threads'] > 1 else ''}"

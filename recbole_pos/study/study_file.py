@@ -496,10 +496,9 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
         UsageError: if the text has another form, or fewer than two different values.
     """
     name, _, values_text = text.partition("=")
-    # A leading ``--`` is forgiven. The values are read as a yaml list, so that numbers are numbers;
-    # a message on them begins with the second argument of parse_scalar.
+    # A leading ``--`` is forgiven. The values are read as a yaml list, so that numbers are numbers.
     name = name.strip().removeprefix("--")
-    values = parse_scalar(f"[{values_text}]", f"--vary: {name}")
+    values = parse_scalar(f"[{values_text}]")
     is_list = isinstance(values, list) and len(values) > 1
     if not name or not is_list or find_repeated(values):
         raise UsageError(
