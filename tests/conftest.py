@@ -224,15 +224,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFiles(config, log)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What fuzz tests counted: ``record_property("fuzz", "500 flips: 500 CheckpointError")``."""
-    reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
-    for report in reports:
-        for name, text in report.user_properties:
-            if name == "fuzz":
-                terminalreporter.write_line(f"fuzz: {text}")
-
-
 def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25) -> pd.DataFrame:
     """A random log with ties in time and users of every length from 1 on."""
     rng = np.random.default_rng(seed)

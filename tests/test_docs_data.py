@@ -17,8 +17,7 @@ from recbole_pos.experiment.build import read_dataset
 
 def read(folder: Path, **options: Any) -> Any:
     """The prepared dataset ``shop`` in a folder."""
-    dataset = read_dataset(PosConfig("Pop", "shop", None, {"data_path": str(folder), **options}))
-    return dataset
+    return read_dataset(PosConfig("Pop", "shop", None, {"data_path": str(folder), **options}))
 
 
 def test_what_is_loaded_and_what_is_missing(tmp_path: Path) -> None:
@@ -52,12 +51,9 @@ def test_interactions_whose_item_has_no_row(tmp_path: Path) -> None:
 
 
 def test_a_column_may_occur_in_one_file_only(tmp_path: Path) -> None:
-    frame = make_log()
-    frame["brand"] = "b" + frame["item_id"].str[-1]
-    frame["stars"] = np.arange(len(frame)) % 5
-    recbole_pos.Dataset.from_frame(frame, path=tmp_path / "shop")
-    file = tmp_path / "shop" / "shop.inter"
-    file.write_text(file.read_text().replace("stars:float", "brand:float"))
+    frame = make_log().assign(brand="b")
+    recbole_pos.Dataset.from_frame(frame, path=tmp_path / "shop", tables={"brand": "inter"})
+    (tmp_path / "shop" / "shop.item").write_text("item_id:token\tbrand:token\ni1\tb\n")
     columns = {"inter": ["user_id", "item_id", "timestamp", "brand"], "item": ["item_id", "brand"]}
-    with pytest.raises(UsageError, match="brand"):
+    with pytest.raises(UsageError, match="brand: is loaded from shop.inter and from shop.item"):
         read(tmp_path, load_col=columns)
