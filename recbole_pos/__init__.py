@@ -1,8 +1,8 @@
 """recbole-pos: position-aware sequential recommendation for RecBole.
 
-After the import of this package RecBole, whenever it is imported, gets the fixes it needs
-(``compat.py``) and finds the plugin's models by name (``plug.py``), and waiting threads of torch
-sleep. Everything else is imported when it is requested.
+After the import of this package RecBole, whenever it is imported, gets the fixes it needs and finds
+the plugin's models by name (``plug.py``), and waiting threads of torch sleep. Everything else is
+imported when it is requested.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from recbole_pos import compat, plug  # noqa: F401 (plug registers the models)
+from recbole_pos import plug
 from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # torch reads it when it is imported: beside a busy process, spinning threads take ten times as long
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-compat.install()
+plug.install()
 
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),

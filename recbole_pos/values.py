@@ -62,6 +62,24 @@ def to_python(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
+def to_plain(value: Any) -> Any:
+    """Return a value as yaml can hold it: a number, text, None, or a list or mapping of such.
+
+    Numbers of numpy and torch become Python's, within lists, tuples and mappings, too.
+
+    Raises:
+        TypeError: if the value is, or holds, anything else.
+    """
+    plain = to_python(value)
+    if isinstance(plain, dict):
+        return {to_plain(key): to_plain(item) for key, item in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return type(plain)(to_plain(item) for item in plain)
+    if plain is None or isinstance(plain, (bool, int, float, str)):
+        return plain
+    raise TypeError(f"a {type(value).__name__} is no plain value")
+
+
 def short(text: str) -> str:
     """Return a text as a message shows it; of a long one only the beginning, and its length."""
     if len(text) <= _MAX_LENGTH:

@@ -13,7 +13,7 @@ from conftest import run_python
 import recbole_pos
 from recbole_pos.cli.listing import get_first_paragraph, read_summary
 from recbole_pos.cli.main import main
-from recbole_pos.cli.parser import split_options
+from recbole_pos.config.arguments import split_options
 from recbole_pos.layers.hooks import AttentionPosition, InputPosition, replaces_attention
 from recbole_pos.model.models import MODELS, RECBOLE
 from recbole_pos.position.schemes import SCHEMES

@@ -14,7 +14,7 @@ import yaml
 from recbole.config import Config
 from recbole.utils import ModelType
 
-from recbole_pos.cli.parser import parse_overrides
+from recbole_pos.config.arguments import parse_overrides
 from recbole_pos.config.checks import check_value
 from recbole_pos.config.options import OPTIONS, REFUSED, Option, find_option
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig

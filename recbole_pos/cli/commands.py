@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Command, option, read_settings
 from recbole_pos.config import arguments
+from recbole_pos.config.arguments import Command, option, read_settings
 from recbole_pos.errors import PosError, UsageError
 
 # Arguments that several commands share.

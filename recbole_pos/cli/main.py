@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import recbole_pos.cli.commands  # noqa: F401 - registers the commands
-from recbole_pos.cli.parser import Command, Parser, parse_overrides, split_options
+from recbole_pos.config.arguments import Command, Parser, parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError, handle_signals
 from recbole_pos.values import shown
 from recbole_pos.version import __version__

@@ -18,8 +18,7 @@ from recbole_pos.config.options import Option, find_inner
 from recbole_pos.data.targets import check_given_parts
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, PARTIAL_LOSSES, is_on_our_base
-from recbole_pos.plain import to_plain
-from recbole_pos.values import check_choice, nearest, shown
+from recbole_pos.values import check_choice, nearest, shown, to_plain
 
 _NUMBER = r"\s*[-+]?(inf|[\d.]+(e[-+]?\d+)?)\s*"
 _INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"

@@ -22,8 +22,7 @@ from recbole_pos.data.loading import find_atomic_file, locate_dataset
 from recbole_pos.data.protocol import masks_history
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model import models
-from recbole_pos.plain import to_plain
-from recbole_pos.values import nearest, shown
+from recbole_pos.values import nearest, shown, to_plain
 from recbole_pos.yaml_files import ROOT, PackagedLoader, read_properties, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"

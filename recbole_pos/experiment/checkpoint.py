@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +25,10 @@ from recbole_pos.config.posconfig import to_plain_options
 from recbole_pos.data.identity import describe_changes, find_changed_fields
 from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.files import atomic_write
-from recbole_pos.plain import from_plain, to_plain
-from recbole_pos.values import short, shown
+from recbole_pos.values import short, shown, to_plain
 
 FORMAT = "recbole-pos/1"
+SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
 Metrics = dict[str, float]
@@ -71,10 +72,10 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
         TypeError: for an object of any other class, which torch would have to pickle.
     """
     # ``atomic_write`` opens a temporary file, which gets the name ``path`` when the block has
-    # ended. ``to_plain`` raises the TypeError. FORMAT marks the file as one of this package.
+    # ended. ``_to_stored`` raises the TypeError. FORMAT marks the file as one of this package.
     with atomic_write(path, text=False) as file:
         try:
-            torch.save({"format": FORMAT, **to_plain(state)}, file)
+            torch.save({"format": FORMAT, **_to_stored(state)}, file)
         except RuntimeError as error:
             # After Ctrl-C within a write, torch tries to end the file, and raises this error.
             if isinstance(error.__context__, KeyboardInterrupt):
@@ -391,10 +392,10 @@ def extract_weights(model: Any) -> dict[str, Any]:
         of RecBole keep outside of it (``other_parameter``), such as sparse matrices.
     """
     # Some entries of ``other_parameter`` are modules. They are left out, since ``state_dict`` has
-    # their tensors already. ``to_plain`` turns arrays and sparse matrices into tensors and dicts.
+    # their tensors already. ``_to_stored`` turns arrays and sparse matrices into tensors and dicts.
     others = model.other_parameter() or {}
     no_modules = {name: value for name, value in others.items() if not isinstance(value, nn.Module)}
-    return {"state_dict": dict(model.state_dict()), "other": to_plain(no_modules)}
+    return {"state_dict": dict(model.state_dict()), "other": _to_stored(no_modules)}
 
 
 def load_best(
@@ -441,9 +442,9 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     """
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        # What models of RecBole keep outside of ``state_dict``, such as sparse matrices. In a
-        # checkpoint these are tensors and dicts, of which ``from_plain`` makes the matrices again.
-        other = from_plain(weights["other"])
+        # What models of RecBole keep outside of ``state_dict``, such as sparse matrices. A file has
+        # tensors and dicts in their place, of which ``_from_stored`` makes the matrices again.
+        other = _from_stored(weights["other"])
     except Exception as error:  # a malformed checkpoint: entries are missing or of other types
         difference = shown(str(error))
     if difference:
@@ -451,3 +452,53 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     model.load_state_dict(weights["state_dict"])
     # RecBole's method, which sets the attributes of the model that ``other`` has by name.
     model.load_other_parameter(other)
+
+
+# --- values as files hold them ---
+
+
+def _to_stored(value: Any) -> Any:
+    """Return a value in the form that checkpoints hold: tensors, plain values and collections.
+
+    A numpy array becomes a tensor that shares its memory, and a sparse matrix a dict of tensors
+    with ``kind: scipy.sparse.csr``, by which :func:`_from_stored` knows it. Lists, tuples and dicts
+    are converted element by element.
+
+    Raises:
+        TypeError: if the value is, or holds, anything else.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {to_plain(key): _to_stored(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_stored(item) for item in value)
+    if not scipy.sparse.issparse(value):
+        return to_plain(value)  # a number, text or None; others raise the TypeError
+
+    # The three arrays of a matrix in compressed rows, and its shape.
+    csr = value.tocsr()
+    arrays = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {"kind": SPARSE, **tensors, "shape": tuple(csr.shape)}
+
+
+def _from_stored(value: Any) -> Any:
+    """Return a value that :func:`_to_stored` has made, with its sparse matrices restored.
+
+    A sparse matrix is stored as a dict of tensors with ``kind: scipy.sparse.csr``. What was a numpy
+    array stays a tensor, since nothing tells it from other tensors any more.
+    """
+    if isinstance(value, (list, tuple)):
+        return type(value)(_from_stored(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if value.get("kind") == SPARSE:  # the text scipy.sparse.csr
+        arrays = tuple(value[name].cpu().numpy() for name in ("data", "indices", "indptr"))
+        matrix = scipy.sparse.csr_matrix(arrays, shape=value["shape"])
+        # A damaged file may hold indices out of range, which scipy's functions in C do not check.
+        matrix.check_format(full_check=True)
+        return matrix
+    return {key: _from_stored(item) for key, item in value.items()}

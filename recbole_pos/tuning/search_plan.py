@@ -17,11 +17,10 @@ from recbole_pos.config.sources import find_parts_by_scheme, merge_options
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file
-from recbole_pos.plain import to_plain
 from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.study_folder import read_json
 from recbole_pos.tuning.space import Space, check_space, find_space_file, parse_space, read_space
-from recbole_pos.values import check_choice, is_whole, shown
+from recbole_pos.values import check_choice, is_whole, shown, to_plain
 
 SEARCHERS = ("optuna", "random", "grid")
 SCHEDULERS = ("asha", "none")
