@@ -179,18 +179,6 @@ def test_options_are_for_schemes_that_position_names(opened) -> None:
     assert "rope_base" not in opened("PosSASRec", text).plain
 
 
-def test_a_kept_configuration_with_another_choice(tmp_path: Path) -> None:
-    """Options of the scheme or loss that is replaced were not chosen by the user, and go."""
-    kept = PosConfig("PosSASRec", "ml-100k", None, {"loss_type": "sampled_softmax"}).plain
-    (file := tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
-    config = PosConfig(None, None, [str(file)], {"position": ["rope"], "loss_type": "CE"})
-    assert "position_from" in kept and "position_from" not in config
-    assert "logq_correction" in kept and "logq_correction" not in config.plain
-    file.write_text(yaml.safe_dump({**kept, "position_frm": "end"}))
-    with pytest.raises(UsageError, match="unknown key 'position_frm'"):
-        PosConfig(None, None, [str(file)])
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -83,31 +83,22 @@ def test_other_data_are_refused(tiny, tmp_path) -> None:
 # --- RecBole's ---
 
 
-def test_recboles_own_model_trains_is_tested_loaded_and_resumed(tiny) -> None:
-    """In the process that wrote the file, without an argument more."""
+def test_recboles_own_model_is_tested_loaded_and_resumed(tiny) -> None:
+    """In the process that wrote the file; another file wants trust."""
     result, file = train("SASRec", tiny, **{**SASREC, "epochs": 3})
-    config, model, dataset, *loaders = load_data_and_model(str(file))
-    assert type(config) is Config and config["model"] == "SASRec" and config["hidden_size"] == 4
-    assert model.item_embedding.embedding_dim == 4 and config.model_class is type(model)
-    trainer = Trainer(config, model)
-    assert trainer.evaluate(loaders[-1], load_best_model=False) == result["test_result"]
-    torch.nn.init.zeros_(model.item_embedding.weight)
-    assert trainer.evaluate(loaders[-1], model_file=file) == result["test_result"]
-    trainer.resume_checkpoint(file)
-    assert trainer.start_epoch >= 1 and trainer.optimizer.state_dict()["state"]
-
-
-def test_a_file_of_another_process_wants_trust(tiny) -> None:
-    result, written = train("SASRec", tiny, **SASREC)
-    file = shutil.copy(written, "copy.pth")
-    config, model, *_, test = load_data_and_model(file, trust=True)
-    trainer = Trainer(config, model)
-    assert trainer.evaluate(test, model_file=file, trust=True) == result["test_result"]
-    trainer.resume_checkpoint(file, trust=True)
+    for path, trust in ((file, {}), (shutil.copy(file, "copy.pth"), {"trust": True})):
+        config, model, *_, test = load_data_and_model(str(path), **trust)
+        assert type(config) is Config and config["model"] == "SASRec"
+        trainer = Trainer(config, model)
+        assert trainer.evaluate(test, load_best_model=False) == result["test_result"]
+        torch.nn.init.zeros_(model.item_embedding.weight)
+        assert trainer.evaluate(test, model_file=path, **trust) == result["test_result"]
+        trainer.resume_checkpoint(path, **trust)
+        assert trainer.start_epoch >= 1 and trainer.optimizer.state_dict()["state"]
     for act in (
-        lambda: load_data_and_model(file),
-        lambda: trainer.evaluate(test, model_file=file),
-        lambda: trainer.resume_checkpoint(file),
+        lambda: load_data_and_model("copy.pth"),
+        lambda: trainer.evaluate(test, model_file="copy.pth"),
+        lambda: trainer.resume_checkpoint("copy.pth"),
     ):
         with pytest.raises(CheckpointError, match=r"copy\.pth .*trust=True"):
             act()
@@ -121,12 +112,8 @@ class Call:
         return os.mkdir, ("touched",)
 
 
-@pytest.mark.parametrize("place", ["config", "state_dict"])
-def test_nothing_of_a_file_is_run(tiny, place) -> None:
-    config = Config("SASRec", "tiny", config_dict={**SASREC, "data_path": str(tiny)})
-    state: dict[str, Any] = {"config": config, "state_dict": {}}
-    (config.final_config_dict if place == "config" else state[place])["seed"] = Call()
-    torch.save(state, "evil.pth", pickle_protocol=4)
+def test_nothing_of_a_file_is_run() -> None:
+    torch.save({"config": {"seed": Call()}, "state_dict": {}}, "evil.pth", pickle_protocol=4)
     with pytest.raises(CheckpointError, match=r"evil\.pth"):
         load_data_and_model("evil.pth")
     assert not Path("touched").exists()

@@ -172,16 +172,11 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     if comparison is None or settings.report:  # nothing was trained
         return
 
-    # Failed runs are an error, so that a script stops; the tables have the reasons. A row is a
-    # configuration of the study: with --rows, failures of other configurations, which an earlier
-    # call trained, do not count.
-    runs = comparison.runs
-    if settings.rows:
-        runs = runs[runs["row"].isin(settings.rows)]
-    num_failed = int((runs["status"] == "failed").sum())
-    if num_failed:
+    # Failed runs are an error, so that a script stops; the tables have the reasons.
+    is_failed = comparison.runs["status"] == "failed"
+    if is_failed.any():
         raise PosError(
-            f"{num_failed} of {len(runs)} runs failed; the same command trains them again"
+            f"{is_failed.sum()} of {len(is_failed)} runs failed; the same command trains them again"
         )
 
 

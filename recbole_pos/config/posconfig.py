@@ -158,7 +158,6 @@ class PosConfig(Config):
         # Check the options, and merge them with the defaults.
         self.strict = self.strict and not self._find_run_files()
         self.free = sources.free_options(self.model, schemes)
-        self._drop_options_of_former_runs()
         self._check_user_options()
         self.final_config_dict = self._merge_defaults()
         checked = {k: v for k, v in self.final_config_dict.items() if k not in self.free}
@@ -430,23 +429,6 @@ class PosConfig(Config):
             if row.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {row.refused}")
             options[key] = checks.check_value(location, row, value)
-
-    def _drop_options_of_former_runs(self) -> None:
-        """Drop options in the config.yaml of a former run that only that run could read.
-
-        A run writes all its options into this file. If this run starts from the file, but with
-        another position scheme or loss, the file still has the options of the former one. The user
-        did not choose them, so they are no error. What is an option of nothing in this package is
-        misspelt: it stays, and is refused later.
-        """
-        # RecBole's names for the options that are given, by files or the call, and for the defaults
-        # of all options that this run can read. ``sources`` has the file that gave an option.
-        given, defaults = self.external_config_dict, self.internal_config_dict
-        run_files = self._find_run_files()  # the files that are the config.yaml of a former run
-        for key in given.keys() - defaults.keys():
-            # describe_readers names the schemes, losses and models that have the option, if any
-            if self.sources.get(key) in run_files and sources.describe_readers(key):
-                del given[key]
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
         """Raise an UnknownKey for a key that no option of this run has, and say what was meant.
