@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,24 +76,9 @@ class StorageError(PosError, OSError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training; the message says how to resume from the last checkpoint.
-
-    Attributes:
-        run_dir: output folder of the run.
-        plugins: modules that the command to resume must name again.
-    """
+    """Ctrl-C during training; the message says how to resume from the last checkpoint."""
 
     exit_code = 130
-
-    def __init__(self, run_dir: str, plugins: Sequence[str] | None = None) -> None:
-        super().__init__(run_dir, plugins)
-        self.run_dir, self.plugins = run_dir, plugins
-
-    def __str__(self) -> str:
-        return (
-            f"interrupted; {self.run_dir} holds the last finished epoch, continue with "
-            f"`{make_resume_command(self.run_dir, self.plugins)}`"
-        )
 
 
 class CheckpointError(PosError, RuntimeError):

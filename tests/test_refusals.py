@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recbole_pos.errors import Interrupted, StorageError, UnknownKey, UsageError
+from recbole_pos.errors import StorageError, UnknownKey, UsageError
 from recbole_pos.experiment.run import NeedsDataset
 
 UNIFORM = {"train_neg_sample_args": {"distribution": "uniform"}}
@@ -57,7 +57,6 @@ def test_what_does_not_go_together(experiment, model: str, options: dict, named:
 def test_errors_come_back_from_a_pool_of_processes() -> None:
     """Which pickles them: one that cannot be read again breaks the pool."""
     missing = NeedsDataset("k", {"dataset": "shop", "data_path": "dataset/shop"})
-    interrupted = Interrupted("a run", ["my_models"])
-    for error in (UnknownKey("no key a", "a"), missing, StorageError("a file"), interrupted):
+    for error in (UnknownKey("no key a", "a"), missing, StorageError("a file")):
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

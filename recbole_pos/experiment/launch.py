@@ -105,7 +105,8 @@ def run_in_parallel(
             results = _launch(work, args, config.plain, new_run_dir, gpus, classes, error_file)
         except KeyboardInterrupt:
             if folder.checkpoint.is_file():
-                raise Interrupted(str(folder.path), config["plugins"]) from None
+                text = f"interrupted; continue with `{folder.resume_command}`"
+                raise Interrupted(text) from None
             raise  # no epoch was kept, so there is nothing to resume
         except ChildFailedError as failed:
             _, failure = failed.get_first_failure()  # after the rank of the process

@@ -14,7 +14,7 @@ from recbole_pos.data.identity import Vocabulary, count_dataset
 from recbole_pos.data.item_vectors import keep_vectors
 from recbole_pos.data.protocol import describe_split
 from recbole_pos.distributed import current_shard
-from recbole_pos.errors import Interrupted, StorageError, make_resume_command
+from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call, make_loggers
 from recbole_pos.experiment.device import describe_device
@@ -88,7 +88,7 @@ def train(
         trainer.callbacks = [*make_loggers(config), *callbacks]
 
         # Train and test. Callbacks learn of the end also if it is an error.
-        with _explained_stops(folder, experiment.config["plugins"]):
+        with _explained_stops(folder):
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             elif folder.is_only_begun:
@@ -103,12 +103,11 @@ def train(
 
 
 @contextmanager
-def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[None]:
+def _explained_stops(folder: RunFolder) -> Iterator[None]:
     """Say how to resume in the errors of Ctrl-C and of a full disk, in a ``with`` block.
 
     Args:
         folder: folder of the run. As long as it has no checkpoint there is nothing to resume.
-        plugins: modules of custom models or schemes, which the command must name again.
     """
     # The checkpoint of the last epoch is whole in both cases: it is replaced only by a whole one.
     try:
@@ -116,13 +115,13 @@ def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[N
     except KeyboardInterrupt:
         if not folder.checkpoint.is_file():
             raise
-        raise Interrupted(str(folder.path), plugins) from None
+        raise Interrupted(f"interrupted; continue with `{folder.resume_command}`") from None
     except StorageError as error:
         advice = "no epoch was kept; make room and start again"
         if folder.checkpoint.is_file():
             advice = (
                 f"the last checkpoint in {folder.path} is whole: make room and continue with "
-                f"`{make_resume_command(folder.path, plugins)}`"
+                f"`{folder.resume_command}`"
             )
         raise StorageError(f"{error}; {advice}") from error
 
