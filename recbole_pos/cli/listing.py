@@ -44,8 +44,7 @@ def list_models() -> None:
     names = sorted(MODELS.shipped, key=lambda name: "position" not in MODELS.defaults(name))
     rows = [(name, US, read_summary(MODELS, name)) for name in names]
     for name, registration in MODELS.added.items():
-        if name not in MODELS.shipped:
-            rows.append((name, registration.cls.__module__, read_summary(MODELS, name)))
+        rows.append((name, registration.cls.__module__, read_summary(MODELS, name)))
     # Of RecBole's models there is a table, with a sentence about each.
     rows += [(name, "RecBole", facts["text"]) for name, facts in models.RECBOLE.items()]
     print_table(("model", "from", "what it is"), rows)

@@ -70,7 +70,7 @@ class EvaluatingTrainer(Trainer):
             eval_data: loader of the phase.
             load_best_model: whether the best weights are loaded first, see ``_load_best_weights``.
             model_file: a checkpoint with the best weights, if they are not those of this trainer.
-            show_progress: whether a progress bar is shown, unless the trainer has a reporter.
+            show_progress: whether progress is shown, unless the trainer has a reporter.
 
         Returns:
             Metric -> value, such as ``ndcg@10``; None if the phase has no targets.
@@ -92,7 +92,7 @@ class EvaluatingTrainer(Trainer):
         shared_items = self.model.shared_items() if is_native else nullcontext()
         reporter = self.reporter or Reporter(show_progress)
         task = reporter.task(f"evaluation ({dataset.phase})", len(eval_data), show_progress)
-        # ``self.task`` is the progress bar, which each batch advances.
+        # ``self.task`` is the progress that is shown, which each batch advances.
         with torch.inference_mode(), shared_items, task as self.task:
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
@@ -140,7 +140,7 @@ class EvaluatingTrainer(Trainer):
             The same four, with scores in place of None: [b, items], -inf for items that are not
             ranked, or :class:`RowScores` for a large catalogue (if ``part_size`` is not None).
         """
-        self.task.advance()  # the progress bar
+        self.task.advance()  # the progress that is shown
         interaction, _, target_rows, target_items = batched_data
 
         excluded = self._find_excluded(interaction)

@@ -208,7 +208,7 @@ class PosTrainer(EvaluatingTrainer):
             valid_data: loader of the validation data; without it every epoch is trained.
             verbose: whether epochs are printed, unless the trainer has a reporter.
             saved: whether checkpoints are written.
-            show_progress: whether a progress bar is shown within an epoch.
+            show_progress: whether progress is shown within an epoch.
             callback_fn: called with the epoch and its ``valid_metric`` after each validation.
 
         Returns:
@@ -294,7 +294,7 @@ class PosTrainer(EvaluatingTrainer):
         Args:
             train_data: the loader of the training data.
             epoch: number of the epoch, from 0.
-            show_progress: whether a progress bar is shown.
+            show_progress: whether progress is shown.
 
         Returns:
             ``epoch``, mean ``loss`` of a target, ``valid`` (None), ``seconds`` and
@@ -339,7 +339,7 @@ class PosTrainer(EvaluatingTrainer):
             train_data: the loader of the batches.
             epoch: number of the epoch, from 0.
             num_steps: number of steps of all epochs, by which the learning rate may fall.
-            show_progress: whether a progress bar is shown.
+            show_progress: whether progress is shown.
         """
         # A GPU rounds products as the precision says. The gradient of a large item table is kept
         # from step to step. The watch adds up the losses, and stops at one that is not finite.
@@ -487,7 +487,7 @@ class PosTrainer(EvaluatingTrainer):
         Args:
             valid_data: loader of the validation data, or None.
             line: the epoch's line for metrics.jsonl; ``valid`` gets the metrics.
-            show_progress: whether a progress bar is shown.
+            show_progress: whether progress is shown.
 
         Returns:
             Whether the metrics of this epoch are the best so far; False if there are none.

@@ -70,7 +70,7 @@ def make_row_config(options: Mapping[str, Any], *, strict: bool = False) -> PosC
     Raises:
         UsageError: for an option that is wrong.
     """
-    given = {**options, **QUIET}  # QUIET is the option that shows no progress bars
+    given = {**options, **QUIET}  # QUIET is the option that shows no progress
     model, dataset = given.pop("model", None), given.pop("dataset", None)
     files = list(given.pop("config_files", ()))
 

@@ -452,7 +452,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     folder = runs.folder
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
 
-    # The configuration, without the options QUIET, which only switch off progress bars in trials.
+    # The configuration, without the options QUIET, which only switch off progress in trials.
     config = runs.search.make_config(best.options)
     options = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(options, allow_unicode=True))
