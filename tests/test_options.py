@@ -185,11 +185,9 @@ def test_conditions_name_options_and_kinds_of_models() -> None:
 
 def test_features_are_fields_of_items(tmp_path: Path) -> None:
     """That they train says test_recbole_view.py."""
-    data = {"load_col": shop.LOAD, "data_path": str(shop.write(tmp_path, shop.tables()))}
-    for field, named in (
-        ("brnd", "did you mean brand"),
-        ("price", "numerical_features"),
-    ):
+    data = {"load_col": shop.LOAD, "topk": [3], "valid_metric": "NDCG@3"}
+    data["data_path"] = str(shop.write(tmp_path, shop.tables()))
+    for field, named in (("brnd", "did you mean brand"), ("price", "numerical_features")):
         config = PosConfig("FDSA", "shop", None, {**data, "selected_features": [field]})
         with pytest.raises(UsageError, match=f"selected_features: .*{named}"):
             prepare(config)
