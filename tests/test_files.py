@@ -84,6 +84,10 @@ def test_a_folder_is_whole_or_leaves_nothing(tmp_path) -> None:
     with replace_folder(to) as place:
         (place / "part").touch()
     assert [p.name for p in to.iterdir()] == ["part"] and len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(StorageError), replace_folder(to) as place:  # a full disk: the old stays
+        write_text(place / "other", "x")
+        raise StorageError("No space left on device")
+    assert [p.name for p in to.iterdir()] == ["part"] and len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_folder_of_a_killed_process_is_removed(tmp_path) -> None:

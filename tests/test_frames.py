@@ -110,17 +110,6 @@ def test_a_type_that_is_no_field_is_refused_by_name(tmp_path: Path) -> None:
         rp.convert(frame, name="x", data_path=tmp_path, verbose=False, user="record")
 
 
-def test_given_parts() -> None:
-    frame = make_log()
-    parts = {"valid": frame.iloc[-90:-40], "test": frame.iloc[-40:]}
-    data = rp.Dataset.from_frame(frame.iloc[:-90], **parts)
-    trained = rp.fit("Pop", data, **UNTRAINED)
-    given = {"train": len(frame) - 90, "valid": 50, "test": 40}
-    assert trained.dataset.split.summary["events"] == given
-    with pytest.raises(UsageError, match="^valid: "):
-        rp.Dataset.from_frame(frame, valid=frame.iloc[:3])
-
-
 def test_what_is_no_frame_of_interactions() -> None:
     frame = make_log()
     for given, word in (
@@ -199,20 +188,6 @@ def test_temporary_folders_go_with_their_objects() -> None:
     del model
     gc.collect()
     assert not any(folder.exists() for folder in folders)
-
-
-def test_a_run_that_outlives_its_data_is_warned_of(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    temporary = rp.Dataset.from_frame(make_log())
-    rp.fit("Pop", temporary, **UNTRAINED)  # both go together
-    kept = rp.Dataset.from_frame(make_log(), path=tmp_path / "shop")
-    rp.fit("Pop", kept, run_dir=tmp_path / "one", **UNTRAINED)
-    assert not [warning for warning in recwarn if issubclass(warning.category, RunWarning)]
-    with pytest.warns(RunWarning, match=r"run_dir: .* is temporary .*from_frame\(.*path="):
-        rp.fit("Pop", temporary, run_dir=tmp_path / "two", **UNTRAINED)
-    with pytest.warns(RunWarning, match=r"run_dir: .* is temporary"):
-        rp.compare(["Pop"], temporary, run_dir=tmp_path / "s", dry_run=True, **UNTRAINED)
 
 
 def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> None:

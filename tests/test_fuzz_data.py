@@ -19,7 +19,7 @@ from recbole_pos.data import atomic_files
 from recbole_pos.data.atomic_files import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.tables.text import find_form
+from recbole_pos.tables.engine import find_form
 
 FILES = {
     "inter": ["user_id:token\titem_id:token\ttimestamp:float\trating:float\tdevice:token"]

@@ -131,13 +131,6 @@ def test_numbers_are_exact_and_as_python_reads_them(tmp_path: Path) -> None:
         np.testing.assert_array_equal(load(tmp_path / "x.inter").timestamp, expected)
 
 
-def test_names_of_digits_stay_as_they_are(tmp_path: Path) -> None:
-    for users in (["7", "70", "7", "", "-3"], ["7", "07", "7"], ["0", "-0"], ["+7", "7"]):
-        lines = ["user_id:token\titem_id:token\ttimestamp:float", *(f"{u}\ti\t1" for u in users)]
-        (tmp_path / "x.inter").write_text("\n".join(lines))
-        assert load(tmp_path / "x.inter").user_id.astype(object).fillna("").tolist() == users
-
-
 def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch) -> None:
     """The large ones are ordinary; Python takes eight times as long."""
     monkeypatch.setattr(TextTable, "_read_slowly", None)
@@ -228,19 +221,11 @@ def test_wrong_cells_of_parquet(tmp_path: Path, cells: Any, called: str, words: 
 
 
 def test_damaged_parquet_is_named(tmp_path: Path) -> None:
-    """Cut, empty, or with other bytes: an error with its name, or a table without lost rows."""
+    """A file that is cut off at any place."""
     column(tmp_path, [f"{n:050}" for n in range(99)], "id:token")
-    file, rng = tmp_path / "x.inter.parquet", random.Random(0)
-    whole, outcomes = file.read_bytes(), set()
-    for seed in range(200):
-        damaged = bytearray(whole)
-        for _ in range(1 + seed % 3):
-            damaged[rng.randrange(len(whole))] ^= rng.randrange(1, 256)
-        parts = [damaged, whole[:seed], whole[: -1 - seed], whole[:4] + bytes(seed) + whole[-4:]]
-        file.write_bytes(parts[seed % 4])
-        try:
-            table = ParquetTable(file, {**DEFAULTS, "column_types": None})
-            outcomes.add(len(table.read(table.kinds)))
-        except UsageError as error:
-            outcomes.add("cannot be read as parquet" in str(error) and "x.inter.p" in str(error))
-    assert True in outcomes and outcomes <= {True, 99}
+    file = tmp_path / "x.inter.parquet"
+    whole = file.read_bytes()
+    for size in range(0, len(whole), 200):
+        file.write_bytes(whole[:size])
+        with pytest.raises(UsageError, match="x.inter.parquet.*cannot be read as parquet"):
+            ParquetTable(file, {**DEFAULTS, "column_types": None})

@@ -122,17 +122,13 @@ class ConvertArguments:
     """Arguments of :func:`recbole_pos.convert`."""
 
     name: str | None = _arg(None, "of the dataset (that of the file)")
-    # these four: files or, in Python, frames
+    # these two: files or, in Python, frames
     items: Any = _arg(None, "file with attributes of items", "FILE")
     users: Any = _arg(None, "file with attributes of users", "FILE")
-    valid: Any = _arg(None, "interactions to validate with; needs --test", "FILE")
-    test: Any = _arg(None, "interactions to test with, which no split chooses", "FILE")
     user: str | None = _arg(None, "column of who (by name)", "COLUMN")
     item: str | None = _arg(None, "column of what (by name)", "COLUMN")
     time: str | None = _arg(None, "column of when (by name); row_order: rows in order", "COLUMN")
     date_format: str | None = _arg(None, "of times: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM")
-    timezone: str | None = _arg(None, "of times that name none (UTC), as America/New_York", "ZONE")
-    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
     columns: Any = _arg((), "names of the columns of a text file without a header", "NAME,NAME")
     types: tuple | dict = _arg((), "token, token_seq, float, float_seq", "COLUMN=TYPE", flag="type")
     tables: tuple | dict = _arg((), "table: item, user or inter", "COLUMN=TABLE", flag="table")
@@ -146,7 +142,6 @@ class ConvertArguments:
     missing: tuple[str, ...] = _arg((), "words for a missing cell beside NA, null etc.", "WORD")
     data_path: str | Path = _arg("dataset/", "folder that gets the dataset (dataset/)")
     overwrite: bool = _arg(False, "replace a dataset of this name")
-    dry_run: bool = _arg(False, "show what would be written, and write nothing")
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 

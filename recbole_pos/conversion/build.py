@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from recbole_pos.conversion.cells import (
     read_ids,
 )
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
-from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
+from recbole_pos.conversion.times import ROW_ORDER, read_times
 from recbole_pos.conversion.writing import MAX_LISTED, TABLES, Column, Lines, Report, Table
 from recbole_pos.data.atomic_files import UNWRITABLE
 from recbole_pos.errors import UsageError
@@ -161,7 +160,7 @@ class InteractionTable:
         rows: [interactions] int64 row of each in the source.
         user, item: [interactions] names of the user and the item of each.
         seconds: [interactions] float64 time of each in seconds since 1970.
-        forms: form in which times are written, such as ``ISO dates`` -> number of rows.
+        form: form in which times are written, such as ``ISO dates``.
         dropped: reason -> rows of the source that cannot be used.
     """
 
@@ -169,7 +168,7 @@ class InteractionTable:
     user: Cells
     item: Cells
     seconds: np.ndarray
-    forms: Counter[str]
+    form: str
     dropped: dict[str, np.ndarray]
 
 
@@ -180,8 +179,7 @@ def read_interactions(
 
     Rows without a user, an item or a time that can be read are dropped, each for the first reason
     that holds. If the table has no column of times, the number of each row among the rows of its
-    user (0, 1, ...) serves as time. Rows stay in the order of the file, unless ``args.then`` names
-    a column that orders those of the same time.
+    user (0, 1, ...) serves as time. Rows stay in the order of the file.
 
     Args:
         source: the table that holds the interactions.
@@ -192,24 +190,22 @@ def read_interactions(
     Raises:
         UsageError: if no row is left, or a column is wrong.
     """
-    # Names of users and items are ``Cells``: each row has the code of its name, 0 for none. Times
-    # have ``seconds``, those since 1970 of each row, and ``forms``, the ways in which they are
-    # written.
+    # Names of users and items are ``Cells``: each row has the code of its name, 0 for none.
     table = source.table
     user = _read_names(table, roles["user"], args)
     item = _read_names(table, roles["item"], args)
     if roles["time"] in source.columns:
         time_column = table[roles["time"]]
-        times = read_times(time_column, roles["time"], args.date_format, args.timezone)
+        seconds, form = read_times(time_column, roles["time"], args.date_format)
     else:  # the number of each row among those of its user serves as time
-        numbers = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
-        times = Times(numbers, Counter({"order of the rows of each user, no time": len(numbers)}))
-        time_column = pa.chunked_array([pa.array(numbers)])
+        seconds = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
+        form = "order of the rows of each user, no time"
+        time_column = pa.chunked_array([pa.array(seconds)])
 
     # Drop rows that cannot be used, each for its first fault; ``faults`` has reason -> bool by row.
     is_kept = np.ones(table.num_rows, dtype=bool)
     dropped = {}
-    faults = _find_faults(roles, user, item, time_column.is_null().to_numpy(), times.seconds)
+    faults = _find_faults(roles, user, item, time_column.is_null().to_numpy(), seconds)
     for reason, is_faulty in faults.items():
         if (is_kept & is_faulty).any():
             dropped[reason] = np.flatnonzero(is_kept & is_faulty)
@@ -222,10 +218,7 @@ def read_interactions(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
         )
-    if args.then is not None:  # the column that orders rows of the same time
-        require_column(args.then, source.columns, "then")
-        rows = rows[_order_by_time(times.seconds[rows], table[args.then].take(rows))]
-    return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
+    return InteractionTable(rows, user[rows], item[rows], seconds[rows], form, dropped)
 
 
 def _find_faults(
@@ -258,26 +251,6 @@ def _find_faults(
         is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
         faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
     return faults
-
-
-def _order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
-    """Return the order of interactions by time, and of those of the same time by a column.
-
-    Args:
-        seconds: [n] times.
-        column: [n] cells. If each is a number or empty, they are compared as numbers, else as
-            text. Empty cells come first.
-
-    Returns:
-        [n] indices of the interactions in that order.
-    """
-    # What is no number becomes NaN; ``are_numbers``: nothing but empty cells has become NaN.
-    cells = column.to_pandas()
-    numbers = pd.to_numeric(cells, errors="coerce")
-    are_numbers = numbers.notna().equals(cells.notna())
-    frame = pd.DataFrame({"time": seconds, "cell": numbers if are_numbers else cells})
-    ordered = frame.sort_values(["time", "cell"], kind="stable", na_position="first")
-    return ordered.index.to_numpy()
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
@@ -379,7 +352,7 @@ class Builder:
         self.tables["inter"][field] = interactions.seconds
         entry = Column(column, self.source.path.name, field, kind="float", table="inter")
         entry.different = len(np.unique(interactions.seconds))
-        entry.notes = [*interactions.forms]  # such as "ISO dates"
+        entry.notes = [interactions.form]
         self.report.columns.append(entry)
 
     def _name_field(self, column: str, default: str = "") -> str:

@@ -333,7 +333,7 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
 
     # All are dates: a float, the seconds since 1970.
     if pc.all(pc.match_substring_regex(values, _ISO)).as_py():
-        seconds = read_times(pa.chunked_array([values]), column).seconds
+        seconds, _ = read_times(pa.chunked_array([values]), column)
         if not np.isnan(seconds).any():
             return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
 

@@ -21,7 +21,7 @@ from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion import writing
 from recbole_pos.conversion.build import Builder, find_roles, read_interactions, require_column
 from recbole_pos.conversion.reading import Source, read_files, read_frame
-from recbole_pos.conversion.writing import HELD_OUT, Lines, Report, Table
+from recbole_pos.conversion.writing import Lines, Report
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.files import TemporaryFolder
 from recbole_pos.reporter import Reporter
@@ -106,7 +106,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     # Make a field of every column, and report what became of columns and rows.
     report = Report(name)
     report.lines["events"] = Lines.count(source, interactions.dropped)
-    report.times = dict(interactions.forms)
+    report.times = interactions.form
     builder = Builder(source, interactions, roles, overrides, args, report)
     for role in ("item", "user"):
         if role in sources:
@@ -122,15 +122,8 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
     report.show(reporter)
     writing.warn_of_loss(folder, report.counts["events"])
-    if args.dry_run:
-        reporter.line("nothing is written (dry_run)")
-        return report
 
-    # Write the dataset; interactions to validate and test with go into files of their own.
     options = _make_options(report, builder, loaded, writing.choose_separator(tables))
-    if source.cuts:
-        tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
-        options["benchmark_filename"] = ["train", *source.cuts]
     writing.write_dataset(folder, tables, options, report, reporter)
     reporter.line(report.command)
     return report
@@ -240,29 +233,6 @@ def _choose_relations(report: Report, builder: Builder) -> list[str]:
     return [*fields, "time", "position"] if builder.has_time else [*fields, "position"]
 
 
-def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dict[str, Table]:
-    """Split interactions into files for training, validation and test, as the user gave them.
-
-    Rows of all parts were read one after the other: with ``cuts`` {"valid": 80, "test": 90}, rows
-    0 to 79 are for training, 80 to 89 for validation and the others for test.
-
-    Args:
-        inter: field -> [interactions] cells.
-        cuts: held-out part -> its first row.
-        rows: [interactions] row of each interaction, since some rows may have been dropped.
-
-    Returns:
-        Name of a file, such as ``train.inter``, -> its table.
-    """
-    # The part of an interaction is the number of cuts at its row or before: 0, 1 or 2.
-    tables: dict[str, Table] = {}
-    part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
-    for number, part in enumerate(("train", *cuts)):
-        in_part = np.flatnonzero(part_numbers == number)
-        tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
-    return tables
-
-
 def _read_pairs(option: str, words: Any) -> dict[str, str]:
     """Return what the user sets for single columns by an option: column -> value.
 
@@ -289,24 +259,20 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
 
     Args:
         events: file or frame of interactions.
-        args: the other files and frames: interactions to validate and test with, items, users.
+        args: the other files and frames: items and users.
 
     Returns:
         ``events``, and ``item`` and ``user`` if they are given -> the table that was read.
-        Interactions to validate and test with stand at the end of those for training; the table
-        keeps at which rows they begin.
     """
     # Read each of them. ``--columns`` names the columns of the interactions only. _FRAME_NAMES has
     # what a message calls a frame, such as ``interactions``.
-    tables = {"events": events, "valid": args.valid, "test": args.test}
-    tables |= {"item": args.items, "user": args.users}
     sources = {}
-    for role, table in tables.items():
-        columns = () if role in ("item", "user") else args.columns
+    for role, table in {"events": events, "item": args.items, "user": args.users}.items():
         if isinstance(table, (str, os.PathLike)):
+            columns = args.columns if role == "events" else ()
             sources[role] = read_files(Path(table), args, columns)
         elif table is not None:
-            sources[role] = read_frame(table, _FRAME_NAMES.get(role, role))
+            sources[role] = read_frame(table, _FRAME_NAMES[role])
 
     # Leave out the columns that the user does not want, in whatever table they are.
     for column in read_names(args.drop, "drop"):
@@ -315,12 +281,6 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         for role, source in sources.items():
             if column in source.columns:
                 sources[role] = replace(source, table=source.table.drop_columns(column))
-
-    # Append the held-out parts (HELD_OUT: valid and test) to the interactions; ``add_part`` keeps
-    # in ``cuts`` at which row a part begins.
-    for part in HELD_OUT:
-        if part in sources:
-            sources["events"] = sources["events"].add_part(part, sources.pop(part))
     return sources
 
 
@@ -331,7 +291,7 @@ def _check_arguments(args: ConvertArguments, name: str, folder: Path) -> None:
         args: arguments of the command ``convert``.
         name: name of the dataset.
         folder: the folder to write. If it holds a dataset, the user must have said to replace it
-            (``overwrite``), or to write nothing at all (``dry_run``).
+            (``overwrite``).
 
     Raises:
         UsageError: if it cannot.
@@ -339,13 +299,11 @@ def _check_arguments(args: ConvertArguments, name: str, folder: Path) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"name: found {shown(name)}, expected letters, digits, _, - and .")
     files = writing.list_dataset_files(folder, name)
-    if files and not (args.overwrite or args.dry_run):
+    if files and not args.overwrite:
         raise UsageError(
             f"{folder} holds a dataset already ({', '.join(files)}); take another --name, or "
             "replace it with --overwrite"
         )
-    if args.valid is not None and args.test is None:
-        raise UsageError("valid: interactions to test with are missing; give --test, too")
 
 
 class Dataset(os.PathLike[str]):
@@ -397,7 +355,7 @@ class Dataset(os.PathLike[str]):
             path: the folder to make, whose name is that of the dataset; None for a temporary one,
                 which is removed with the last object that needs it.
             given: arguments of :func:`convert`: columns of ``user``, ``item`` and ``time``; frames
-                or files of ``items``, ``users``, ``valid`` and ``test``; ``types``, ``drop`` etc.
+                or files of ``items`` and ``users``; ``types``, ``drop`` etc.
                 ``name`` names a dataset in a temporary folder, by default ``data``.
 
         Raises:
@@ -446,22 +404,3 @@ def find_folder_beside(dataset: Any, name: str) -> Path | None:
     """Return a folder ``name`` that vanishes with a temporary dataset; None for other datasets."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
-
-
-def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
-    """Warn if a run is kept in a folder, but its dataset vanishes at the end of this process.
-
-    Such a run could not be used later: most of what is done with a run needs its dataset.
-
-    Args:
-        dataset: what the user trains on; only one made by ``from_frame`` without a path vanishes.
-        run_dir: folder of the run.
-    """
-    if isinstance(dataset, Dataset) and dataset.home is not None:  # home: its temporary folder
-        warnings.warn(
-            f"run_dir: {run_dir} stays, but the dataset is temporary and removed at the end of "
-            "this process, and then nothing can be resumed, evaluated or recommended to its "
-            "users; give Dataset.from_frame(..., path=...) to keep it",
-            RunWarning,
-            stacklevel=3,
-        )

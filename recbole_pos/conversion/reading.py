@@ -7,14 +7,15 @@ several lines, would have to be read again by Python, in ten times the time.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import json
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -27,9 +28,8 @@ from pyarrow import csv as csv_reader
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.cells import simplify_types
 from recbole_pos.errors import UsageError
-from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile
+from recbole_pos.tables.engine import BLOCK_BYTES, ENGINE_ERRORS, ParquetFile, read_blocks
 from recbole_pos.tables.storage import read_limit
-from recbole_pos.tables.text import is_utf8
 from recbole_pos.values import shown
 
 FILE, LINE = "(file)", "(line)"  # columns of a source that say where a row is from
@@ -44,7 +44,6 @@ _FORMATS = {
 _SUFFIXES_BESIDE_DATA = (".json", ".txt")
 _HIVE_MISSING = "__HIVE_DEFAULT_PARTITION__"  # Hive's name of a folder without a value
 _SEPARATORS = ",;\t|"  # between cells, of which the most frequent one is taken
-_BLOCK_BYTES = 1 << 22  # that are read at a time
 # What readers raise for a file that they cannot read.
 _UNREADABLE = (*ENGINE_ERRORS, EOFError, UnicodeError, LookupError, csv.Error, zlib.error)
 
@@ -57,27 +56,16 @@ class Source:
         path: the file or folder, or the name of the frame.
         table: the rows of all files; its columns FILE and LINE say where each row is from.
         broken_lines: place and fault of each line that is no row: ("log.csv:7", "empty line").
-        cuts: ``valid`` or ``test``, if the user gives these interactions as files of their own ->
-            number of the first of their rows in ``table``.
     """
 
     path: Path
     table: pa.Table
     broken_lines: list[tuple[str, str]] = field(default_factory=list)
-    cuts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns of the files."""
         return [name for name in self.table.column_names if name not in (FILE, LINE)]
-
-    def add_part(self, name: str, other: Source) -> Source:
-        """Return a source with the rows of ``other`` below its own, held out as ``name``."""
-        # The part begins after the rows that are here already.
-        table = _stack([self.table, other.table])
-        cuts = {**self.cuts, name: self.table.num_rows}
-        broken_lines = [*self.broken_lines, *other.broken_lines]
-        return replace(self, table=table, broken_lines=broken_lines, cuts=cuts)
 
     def locate_rows(self, rows: np.ndarray) -> list[str]:
         """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1.
@@ -214,21 +202,15 @@ def _open(file: Path, encoding: str) -> BinaryIO:
         encoding: name of its encoding.
     """
     stream: Any = gzip.open(file) if file.suffix.lower() == ".gz" else open(file, "rb")
-    if is_utf8(encoding):
+    if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii"):
         return stream
     transcoded: Any = tempfile.TemporaryFile()
     # With an empty ``newline`` all line ends stay as they are.
     with io.TextIOWrapper(stream, encoding, newline="") as text:
-        while characters := text.read(_BLOCK_BYTES):
+        while characters := text.read(BLOCK_BYTES):
             transcoded.write(characters.encode())
     transcoded.seek(0)
     return transcoded
-
-
-def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield a stream in blocks of some megabytes, each of which ends with a whole line."""
-    while block := stream.read(_BLOCK_BYTES) + stream.readline():
-        yield block
 
 
 def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Source:
@@ -316,7 +298,12 @@ def _read_header(
         names = given_names
         stream.seek(0)
     names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
-    _require_different(names)
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise UsageError(
+            f"{file}: two columns are called {shown(repeated[0])}; rename one, or name all with "
+            "--columns if there is no header"
+        )
     return names, separator
 
 
@@ -343,7 +330,7 @@ def _count_further_lines(
     # Python's reader is slow. It is needed only if some line has an odd number of quotation marks:
     # only then does a cell begin that goes on in the next line.
     start = stream.tell()
-    blocks = (block for block in _read_blocks(stream) if b'"' in block)
+    blocks = (block for block in read_blocks(stream) if b'"' in block)
     if not any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n")):
         return {}
     stream.seek(start)
@@ -395,7 +382,7 @@ def _read_by_arrow(
 
     read_options = csv_reader.ReadOptions(
         use_threads=False,  # else Arrow does not number rows, and keeps much of the file
-        block_size=_BLOCK_BYTES,
+        block_size=BLOCK_BYTES,
         column_names=names,
     )
     parse_options = csv_reader.ParseOptions(
@@ -425,7 +412,7 @@ def _read_json(file: Path, encoding: str) -> Source:
     tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
     num_lines = 0  # before this block
     with _open(file, encoding) as stream, duckdb.connect() as connection:
-        for block in _read_blocks(stream):
+        for block in read_blocks(stream):
             # Ask DuckDB which lines are objects, as {"user": 1} is and [1] is not.
             texts = pa.array(block.removesuffix(b"\n").split(b"\n")).cast(pa.string())
             table = connection.from_arrow(pa.table({"line": texts}))
@@ -506,7 +493,7 @@ def read_frame(frame: Any, name: str) -> Source:
         Its rows, numbered from 0 as lines.
 
     Raises:
-        UsageError: if it is no frame, has no row, or two columns of one name.
+        UsageError: if it is no frame, or has no row.
     """
     try:
         if hasattr(frame, "iloc"):  # pandas
@@ -520,7 +507,6 @@ def read_frame(frame: Any, name: str) -> Source:
             raise TypeError("Arrow cannot read it")
         if not table.num_rows:
             raise ValueError("it has no row")
-        _require_different(table.column_names)
         return _make_source(Path(name), simplify_types(table), np.arange(table.num_rows))
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         reason = " ".join(map(str, error.args))[:200].rstrip(".")
@@ -528,16 +514,6 @@ def read_frame(frame: Any, name: str) -> Source:
             f"{name}: expected a file, or a frame of pandas, polars (collected), pyarrow or "
             f"DuckDB, found {type(frame).__name__}: {reason}"
         ) from error
-
-
-def _require_different(names: list[str]) -> None:
-    """Raise a UsageError if two columns have one name."""
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise UsageError(
-            f"two columns are called {shown(repeated[0])}; rename one, or name all with --columns "
-            "if there is no header"
-        )
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:

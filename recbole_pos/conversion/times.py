@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,137 +22,62 @@ _EPOCH = (25 * 10**7, 199 * 10**7)
 _MIN_SHARE = 0.99  # of the numbers of a column must be epochs of one unit
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = r"^\d{4}[-/.]"
-# A clock and then a zone: 12:00Z, 12:00 UTC, 12:00-04:00
-_WITH_ZONE = r":.*(?:Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)\s*$"
 # A date whose first number is the day or the month; only the column as a whole can tell which.
 _DAY_OR_MONTH = r"^(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})"
 
 
-@dataclass
-class Times:
-    """Times of a column.
-
-    Attributes:
-        seconds: [rows] float64 seconds since 1970 in UTC, NaN where nothing is read.
-        forms: form of times, such as ``ISO dates`` -> number of rows that have it.
-    """
-
-    seconds: np.ndarray
-    forms: Counter[str]
-
-
 def read_times(
-    column: pa.ChunkedArray, name: str, date_format: str | None = None, timezone: str | None = None
-) -> Times:
+    column: pa.ChunkedArray, name: str, date_format: str | None = None
+) -> tuple[np.ndarray, str]:
     """Read a column of times, numbers or text as seconds since 1970 in UTC.
+
+    The type of the column decides how. Timestamps are converted. Numbers are epochs (counts of
+    seconds, ms, us or ns since 1970), unless ``date_format`` is a form such as ``%Y%m%d``: then
+    they are digits of dates. Text is read as epochs if it has more numbers than texts that
+    begin as dates do, else as dates. Dates that name no zone are taken for UTC.
 
     Args:
         column: [rows] of times, numbers or text.
         name: name of the column, for messages.
         date_format: unit of numbers (s, ms, us or ns), or form of text such as %d/%m/%Y %H:%M, with
             directives of Python's strptime; None to tell it by the values.
-        timezone: zone of times that name none, such as America/New_York; None for UTC.
+
+    Returns:
+        [rows] float64 seconds, NaN where nothing is read; and the form of the times in words, such
+        as ``ISO dates``.
 
     Raises:
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
-    # Some rows may hold dates and others epochs. The column is read once for each form, and each
-    # reading is NaN in the rows of other forms.
-    times = Times(np.full(len(column), np.nan), Counter())
-    for form, seconds in _read_as_utc(column, name, date_format).items():
-        is_read = ~np.isnan(seconds)
-        times.seconds[is_read] = seconds[is_read]
-        if is_read.any():
-            times.forms[form] = int(is_read.sum())
-
-    # Times that name no zone were read as if in UTC: move them by the offset of their zone.
-    if timezone:
-        lacks_zone = _find_without_zone(column, date_format) & ~np.isnan(times.seconds)
-        times.seconds[lacks_zone] = _convert_clock(times.seconds[lacks_zone], timezone)
-        times.forms[f"without a zone, read as {timezone}"] = int(lacks_zone.sum())
-    return times
-
-
-def _read_as_utc(
-    column: pa.ChunkedArray, name: str, date_format: str | None
-) -> dict[str, np.ndarray]:
-    """Read a column of times as :func:`read_times` does, as if times without a zone were in UTC.
-
-    The type of the column decides how. Timestamps are converted and text is parsed. Numbers are
-    epochs (counts of seconds, ms, us or ns since 1970); or they are digits of dates (20240302), if
-    ``date_format`` is a form such as ``%Y%m%d``.
-
-    Args:
-        column: [rows] of times, numbers or text.
-        name: name of the column, for messages.
-        date_format: unit of epochs or form of dates; None to tell it by the values.
-
-    Returns:
-        Name of a form, such as ``ISO dates`` -> [rows] float64 seconds, NaN in rows of other forms.
-
-    Raises:
-        UsageError: if the type of the column cannot say a time.
-    """
-    # _UNITS has the units of epochs (s, ms, us, ns); any other ``date_format`` is a form of dates.
     dtype, types = column.type, pa.types
     if types.is_timestamp(dtype):
-        return {"times": convert_ticks(column)}
-    is_number = types.is_integer(dtype) or types.is_floating(dtype)
-    if is_number and (not date_format or date_format in _UNITS):
+        return convert_ticks(column), "times"
+    has_numbers = types.is_integer(dtype) or types.is_floating(dtype)
+    if not (has_numbers or types.is_string(dtype) or types.is_dictionary(dtype)):
+        raise UsageError(f"{name} holds {dtype}, which says no time")
+
+    if date_format and date_format not in _UNITS:
+        return _read_dates(column.cast(pa.string()), name, date_format)
+    if has_numbers:
         return _read_epochs(column, name, date_format)
-    if is_number or types.is_string(dtype) or types.is_dictionary(dtype):
-        return _read_texts(column.cast(pa.string()), name, date_format)
-    raise UsageError(f"{name} holds {dtype}, which says no time")
 
+    # The fast way for text: if every cell is an ISO date, Arrow reads the column at once, or else
+    # raises an error. It does so if all cells have a zone, and if none has.
+    texts = column.cast(pa.string())
+    if not date_format:
+        for zone in (None, "UTC"):
+            with suppress(pa.ArrowException):
+                return convert_ticks(texts.cast(pa.timestamp("ns", zone))), "ISO dates"
 
-def _find_without_zone(column: pa.ChunkedArray, date_format: str | None) -> np.ndarray:
-    """Return [rows] bool, true where a cell is a date that names no zone.
+    is_number = pc.match_substring_regex(texts, _NUMBER)
+    begins_as_date = pc.match_substring_regex(texts, f"{_ISO}|{_DAY_OR_MONTH}")
+    num_numbers, num_dates = (pc.sum(cells).as_py() or 0 for cells in (is_number, begins_as_date))
+    if not date_format and num_dates >= num_numbers:
+        return _read_dates(texts, name, date_format)
 
-    Only such dates are moved to the zone that the user gives. Cells that are epochs (seconds since
-    1970 and such) are false: they are always in UTC.
-
-    Args:
-        column: [rows] of times, numbers or text.
-        date_format: unit of epochs (s, ms, us, ns) or form of dates, such as %Y%m%d; None if each
-            cell tells its own form.
-    """
-    dtype = column.type
-    if pa.types.is_timestamp(dtype):
-        return np.full(len(column), dtype.tz is None)
-    text = column.cast(pa.string()).fill_null("")
-    # A clock and then a zone, such as 12:00Z or 12:00-04:00.
-    has_zone = pc.match_substring_regex(text, _WITH_ZONE)
-    if not date_format or date_format in _UNITS:  # then numbers are epochs, and not digits of dates
-        has_zone = pc.or_(has_zone, pc.match_substring_regex(text, _NUMBER))
-    return ~has_zone.to_numpy()
-
-
-def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
-    """Convert times that the clocks of a zone show to UTC.
-
-    Of the hour that clocks show twice in autumn, the first is taken. The hour that they skip in
-    spring becomes its end: 02:30 becomes 03:00.
-
-    Args:
-        seconds: [n] what the clock shows, as seconds since 1970-01-01 00:00 on that clock.
-        timezone: name of the zone, such as ``Europe/Oslo``.
-
-    Returns:
-        [n] seconds since 1970 in UTC. Fractions of a second are kept, since only the whole seconds
-        of the offset are subtracted.
-    """
-    # Take the whole seconds for local times of the zone, and find the same moments in UTC. pandas
-    # asks for each time whether it is the first (True) or second where clocks show it twice.
-    clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
-    is_first = np.ones(len(clock), dtype=bool)
-    try:
-        local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
-    except KeyError as error:  # how pandas says that there is no such zone
-        raise UsageError(
-            f"timezone: found {shown(timezone)}, expected a zone such as Europe/Oslo"
-        ) from error
-    utc = local.dt.tz_convert("UTC").dt.tz_localize(None)
-    return seconds - (clock - utc).dt.total_seconds().to_numpy()
+    # All cells that are no numbers become null, and so have no time.
+    numbers = pc.if_else(is_number, texts, pa.scalar(None, pa.string()))
+    return _read_epoch_texts(numbers, name, date_format)
 
 
 def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
@@ -170,7 +93,16 @@ def convert_ticks(column: Any) -> np.ndarray:
     return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[column.type.unit]))
 
 
-def _read_epochs(column: Any, name: str, unit: str | None) -> dict[str, np.ndarray]:
+def _read_epoch_texts(numbers: Any, name: str, unit: str | None) -> tuple[np.ndarray, str]:
+    """Read numbers that are given as text as epochs, as :func:`_read_epochs` reads numbers."""
+    try:
+        numbers = numbers.cast(pa.int64())
+    except pa.ArrowException:  # some have decimals
+        numbers = numbers.cast(pa.float64())
+    return _read_epochs(numbers, name, unit)
+
+
+def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[np.ndarray, str]:
     """Read numbers as epochs: counts of seconds, ms, us or ns since 1970, all in one unit.
 
     Args:
@@ -179,8 +111,8 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> dict[str, np.ndarr
         unit: s, ms, us or ns; None to guess it by the size of the numbers.
 
     Returns:
-        Name of the form, such as ``epoch seconds`` -> [rows] seconds: NaN for missing numbers,
-        and, if the unit is guessed, for those outside 1978 to 2033, such as 0.
+        [rows] seconds: NaN for missing numbers, and, if the unit is guessed, for those outside 1978
+        to 2033, such as 0; and the form in words, such as ``epoch seconds``.
     """
     # Which cells are epochs: all numbers, or, if the unit is guessed, those that ``_guess_unit``
     # finds to be in the years of that unit.
@@ -192,7 +124,7 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> dict[str, np.ndarr
     # _UNITS has how many of each unit are a second, and _NAMES the words for it.
     unit = unit or "s"  # of a column without numbers
     seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit])
-    return {f"epoch {_NAMES[unit]}": np.where(is_epoch, seconds, np.nan)}
+    return np.where(is_epoch, seconds, np.nan), f"epoch {_NAMES[unit]}"
 
 
 def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
@@ -224,53 +156,9 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     )
 
 
-def _read_texts(
+def _read_dates(
     column: pa.ChunkedArray, name: str, date_format: str | None
-) -> dict[str, np.ndarray]:
-    """Read a column of text as times: numbers as epochs, all other texts as dates.
-
-    An epoch is a count of seconds, ms, us or ns since 1970, such as 1709398800. A column may have
-    both epochs and dates, and dates of several forms. So the times of each form are returned as an
-    array of their own, which is NaN in all other rows.
-
-    Args:
-        column: [rows] strings.
-        name: name of the column, for messages.
-        date_format: s, ms, us or ns if all cells are epochs of this unit; a form such as
-            ``%d/%m/%Y`` if all are dates of this form; None to tell it by the cells.
-
-    Returns:
-        Name of a form, such as ``ISO dates`` -> [rows] float64 seconds, NaN in rows of other forms.
-    """
-    if date_format and date_format not in _UNITS:  # a form: then numbers, too, are digits of dates
-        return _read_date_texts(column, name, date_format)
-
-    # The fast way: if every cell is an ISO date, Arrow reads the column at once, else it raises.
-    if not date_format:
-        for zone in (None, "UTC"):  # Arrow reads a column of which all cells, or none, have a zone
-            with suppress(pa.ArrowException):
-                return {"ISO dates": convert_ticks(column.cast(pa.timestamp("ns", zone)))}
-
-    # Divide the column into numbers and other texts: two columns, each null in the other's rows.
-    null = pa.scalar(None, pa.string())
-    is_number = pc.match_substring_regex(column, _NUMBER)
-    numbers, texts = pc.if_else(is_number, column, null), pc.if_else(is_number, null, column)
-    forms = _read_epoch_texts(numbers, name, unit=date_format)
-    return forms if date_format else forms | _read_date_texts(texts, name, date_format)
-
-
-def _read_epoch_texts(numbers: Any, name: str, unit: str | None) -> dict[str, np.ndarray]:
-    """Read numbers that are given as text as epochs, as :func:`_read_epochs` reads numbers."""
-    try:
-        numbers = numbers.cast(pa.int64())
-    except pa.ArrowException:  # some have decimals
-        numbers = numbers.cast(pa.float64())
-    return _read_epochs(numbers, name, unit)
-
-
-def _read_date_texts(
-    column: pa.ChunkedArray, name: str, date_format: str | None
-) -> dict[str, np.ndarray]:
+) -> tuple[np.ndarray, str]:
     """Read a column of text as dates, by parsing each different text once.
 
     Args:
@@ -279,41 +167,26 @@ def _read_date_texts(
         date_format: form for strptime; None for ISO dates and dates such as 31/12/2024.
 
     Returns:
-        Name of a form -> [rows] float64 seconds since 1970, NaN in other rows. Nothing for a column
-        that is empty.
+        [rows] float64 seconds since 1970, NaN where a cell is no date; and the form in words.
     """
-    if column.null_count == len(column):
-        return {}
     # the different texts, and the number of the text in each row
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    forms = _read_dates(encoded.dictionary, name, date_format)
-    # an empty cell gets the number after the last text, where a NaN is appended to the times
-    numbers = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
-    return {form: np.append(seconds, np.nan)[numbers] for form, seconds in forms.items()}
-
-
-def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str, np.ndarray]:
-    """Parse the different texts of a column as dates, in every form that a date may have.
-
-    Args:
-        texts: [n] strings, all different.
-        name: name of the column, for messages.
-        date_format: form for strptime; None for ISO dates and dates such as 31/12/2024.
-
-    Returns:
-        Name of a form -> [n] float64 seconds since 1970, NaN for a text of another form.
-    """
-    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.utf8_trim_whitespace(encoded.dictionary)
     if date_format:
         if "." not in date_format:  # digits that were read as floats, such as 20240302.0
             texts = pc.replace_substring_regex(texts, r"\.0*$", "")
-        return {f"dates ({date_format})": _parse_dates(texts, date_format)}
+        seconds, form = _parse_dates(texts, date_format), f"dates ({date_format})"
+    else:
+        # Without a form, dates begin with the year (ISO), or with day and month. Databases write a
+        # zone as in 2024-03-02 17:05:31 UTC.
+        texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
+        iso = _parse_dates(pc.if_else(pc.match_substring_regex(texts, _ISO), texts, ""), "ISO8601")
+        others, form = _parse_days_and_months(texts, name)
+        seconds = np.where(np.isnan(iso), others, iso)
 
-    # Without a form, dates begin with the year (ISO), or with day and month. Databases write a zone
-    # as in 2024-03-02 17:05:31 UTC.
-    texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
-    iso = pc.if_else(pc.match_substring_regex(texts, _ISO), texts, "")
-    return {"ISO dates": _parse_dates(iso, "ISO8601"), **_parse_days_and_months(texts, name)}
+    # an empty cell gets the number after the last text, where a NaN is appended to the times
+    numbers = encoded.indices.fill_null(len(texts)).to_numpy()
+    return np.append(seconds, np.nan)[numbers], form
 
 
 def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
@@ -324,15 +197,13 @@ def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
         date_format: the form, with directives of strptime; or ``ISO8601``, as pandas calls ISO
             dates. pandas raises a ValueError for a directive that it does not know.
     """
-    # two short forms that users know from strftime, but that reading by strptime lacks
-    form = date_format.replace("%T", "%H:%M:%S").replace("%F", "%Y-%m-%d")
     objects = texts.to_pandas().astype(object)
-    stamps = pd.to_datetime(objects, format=form, errors="coerce", utc=True)
+    stamps = pd.to_datetime(objects, format=date_format, errors="coerce", utc=True)
     ticks = stamps.dt.as_unit("ns").astype("int64").to_numpy()
     return np.where(stamps.isna(), np.nan, _ticks_to_seconds(ticks, _UNITS["ns"]))
 
 
-def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
+def _parse_days_and_months(texts: pa.Array, name: str) -> tuple[np.ndarray, str]:
     """Parse dates such as 31/12/2024, of which the column as a whole tells what comes first.
 
     Each text is read both ways, as day/month and as month/day. If some text is a date only with
@@ -344,7 +215,8 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
         name: name of the column, for the message.
 
     Returns:
-        Name of a form -> [n] float64 seconds since 1970, NaN for a text of another form.
+        [n] float64 seconds since 1970, NaN for a text of another form; and the form of all dates of
+        the column in words, ``ISO dates`` if none is such a date.
 
     Raises:
         UsageError: if a text may be two days, as 03/04/2024, and no other tells the order.
@@ -368,8 +240,6 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
             "such as --date_format='%d/%m/%Y %H:%M' (day first) or '%m/%d/%Y %H:%M'"
         )
     # By the month otherwise: then it is the only way, or both ways give the same day (05/05).
-    is_day_first = can_be_day & has_day_first
-    return {
-        "dates (day first)": np.where(is_day_first, by_day, np.nan),
-        "dates (month first)": np.where(is_day_first, np.nan, by_month),
-    }
+    if has_day_first:
+        return np.where(can_be_day, by_day, by_month), "dates (day first)"
+    return by_month, "dates (month first)" if can_be_month.any() else "ISO dates"

@@ -29,7 +29,6 @@ from recbole_pos.values import listed
 
 REPORT = "convert.json"
 TABLES = ("inter", "item", "user")  # RecBole's suffixes of files: interactions, items, users
-HELD_OUT = ("valid", "test")  # interactions that the user may give apart from the others
 _BATCH_ROWS = 1 << 17  # that are written at a time
 _SEPARATORS = (" ", "|", ";", " | ")  # of the names of a sequence
 _YAML_HEADER = """\
@@ -148,7 +147,7 @@ class Report:
 
     Attributes:
         lines: rows of interactions (``events``), and of items and users where there are files.
-        times: form of times -> number of interactions.
+        times: form in which times are written, such as ``ISO dates``.
         counts: numbers of interactions (``events``), users and items, and the first and last time
             (None if times are only an order).
         command: the command that trains a model on the dataset.
@@ -157,7 +156,7 @@ class Report:
     name: str
     lines: dict[str, Lines] = dataclasses.field(default_factory=dict)
     columns: list[Column] = dataclasses.field(default_factory=list)
-    times: dict[str, int] = dataclasses.field(default_factory=dict)
+    times: str = ""
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     command: str = ""
 
@@ -185,9 +184,7 @@ class Report:
                 count, first = dropped["lines"], ", ".join(dropped["first"])
                 reporter.line(f"dropped: {reason}: {count:,} rows, first {first}")
 
-        # The sizes of the dataset, and the forms in which its times were written.
-        forms = ", ".join(f"{num_rows:,} {form}" for form, num_rows in self.times.items())
-        reporter.line(f"{describe_counts(self.counts)}; times: {forms}")
+        reporter.line(f"{describe_counts(self.counts)}; times: {self.times}")
 
 
 def describe_counts(counts: Mapping[str, Any]) -> str:
@@ -340,9 +337,8 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
         file: a file in the folder of the dataset.
         name: name of the dataset.
     """
-    part = "|".join(("train", *HELD_OUT))  # train|valid|test
     kind = "|".join(TABLES)  # inter|item|user
-    table = rf"(({part})\.)?({kind})({re.escape(PARQUET)})?"  # such as train.inter
+    table = rf"((train|valid|test)\.)?({kind})({re.escape(PARQUET)})?"  # such as train.inter
     is_table_or_yaml = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
     return is_table_or_yaml is not None or file.name == REPORT
 

@@ -22,9 +22,16 @@ from pyarrow import compute
 
 from recbole_pos.errors import UsageError
 from recbole_pos.tables.columns import Column
-from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile, read_text
+from recbole_pos.tables.engine import (
+    ENGINE_ERRORS,
+    SEPARATOR,
+    ParquetFile,
+    TextForm,
+    find_form,
+    iterate_lines,
+    read_text,
+)
 from recbole_pos.tables.storage import Storage, read_limit
-from recbole_pos.tables.text import SEPARATOR, TextForm, find_form, iterate_lines
 from recbole_pos.values import Options, listed, shown
 
 PARQUET = ".parquet"

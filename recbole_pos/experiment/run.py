@@ -14,7 +14,6 @@ from recbole_pos.config.arguments import AttachArguments, RunArguments, split_ke
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
@@ -97,7 +96,6 @@ def run(
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
-        warn_if_temporary(dataset, run_dir or "saved/")
         config = PosConfig(model, name, config_file_list, config_dict)
         check_device(config)
     else:

@@ -22,7 +22,7 @@ from recbole_pos.config.arguments import CompareArguments, list_changed, split_k
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
+from recbole_pos.conversion.convert import find_folder_beside
 from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.loading import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.protocol import describe_candidates
@@ -141,8 +141,6 @@ def compare(
     # A dataset in temporary files has the folder beside them, so that both are deleted together.
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
-    else:
-        warn_if_temporary(dataset, args.run_dir)
     plan, folder = _make_plan_and_folder(what, name, base, args)
     exclude_unread(plan)  # a row is made without the common options that its model does not read
     stored_plan = folder.read_plan()

@@ -21,7 +21,7 @@ from ray.tune.schedulers import ASHAScheduler
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.config.posconfig import PLUGINS
-from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
+from recbole_pos.conversion.convert import find_folder_beside
 from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.data.protocol import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError, make_resume_command
@@ -151,8 +151,6 @@ def tune(
         name = read_dataset_name(dataset)
         if args.resume is None:
             search = plan_search(model, name, space, config_file_list, config_dict, args)
-            if args.run_dir is not None:
-                warn_if_temporary(dataset, args.run_dir)
             # A temporary dataset has the folder beside its files, any other a new one in saved/.
             folder_beside = find_folder_beside(dataset, f"tune-{time.time_ns()}")
             unused = find_unused_path(search.config["dataset"], search.config["model"], "tune-")
