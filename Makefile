@@ -74,7 +74,7 @@ bench: $(VENV)/installed  ## speed against RecBole; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
-	$(BIN)/python benchmarks/peers.py $(ARGS)
+	$(BIN)/python benchmarks/peers.py
 
 toolkits: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## models of RecTools, RePlay and implicit on ml-100k beside PosSASRec; writes results/toolkits.md
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/toolkits.py $(ARGS)
@@ -82,20 +82,20 @@ toolkits: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## 
 bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds and memory (ARGS="--events 20000000"); writes results/reading.md
 	$(BIN)/python benchmarks/reading.py $(ARGS)
 
-bench-scale: $(VENV)/installed  ## how cost grows with events, length and items; writes results/scale.md (ARGS="--quick")
-	$(BIN)/python benchmarks/scale.py $(ARGS)
+bench-scale: $(VENV)/installed  ## how cost grows with events, length and items; writes results/scale.md
+	$(BIN)/python benchmarks/scale.py
 
 bench-serve: $(VENV)/installed  ## how fast `recbole-pos serve` answers; writes the table of docs/serving.md
-	$(BIN)/python benchmarks/serving.py serve $(ARGS)
+	$(BIN)/python benchmarks/serving.py serve
 
 bench-recommend: $(VENV)/installed  ## users a second, and memory at a million items; writes results/recommend.md
-	$(BIN)/python benchmarks/serving.py recommend $(ARGS)
+	$(BIN)/python benchmarks/serving.py recommend
 
-bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
+bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory on Amazon Beauty (ARGS="--data_path FOLDER")
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)
 
 bench-gpu: $(VENV)/installed  ## training on this machine's GPU, nine minutes; writes results/gpu.md
-	$(BIN)/python benchmarks/gpu.py $(ARGS)
+	$(BIN)/python benchmarks/gpu.py
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)

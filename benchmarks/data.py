@@ -83,20 +83,6 @@ def long_histories() -> pd.DataFrame:
     return make_log(lengths, chosen, rng.permutation(len(chosen)))
 
 
-def short_sessions() -> pd.DataFrame:
-    """Return sessions like diginetica's: 2 to 50 interactions, 4.8 on average, with steps back."""
-    rng, items = np.random.default_rng(0), 43_000
-    lengths = np.minimum(1 + rng.geometric(1 / 3.8, 30_000), 50)
-    events = int(lengths.sum())
-    item = rng.permutation(items)[sample_items(rng, items, events, 0.6)]
-
-    # One interaction in eight repeats the item of two steps before it in the same session.
-    rank = np.arange(events) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    back = (rng.random(events) < 1 / 8) & (rank >= 2)
-    item[back] = item[np.flatnonzero(back) - 2]
-    return make_log(lengths, item + 1)
-
-
 def training_events(table: pd.DataFrame, length: int) -> pd.DataFrame:
     """Return the interactions that all libraries train on: those before the held-out ones.
 

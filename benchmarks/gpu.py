@@ -1,44 +1,31 @@
 """``make bench-gpu``: the cost of training on this GPU, in nine minutes; writes ``results/gpu.md``.
 
 Every section is a process of its own, so that memory is its own and one that fails leaves the
-others. Data are generated, but for ml-100k. On a machine without a GPU ``--tiny`` prints all of it
-in small sizes: the numbers then mean nothing.
+others. Data are generated, but for ml-100k.
 """
 
 from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from data import GENERATED, write_log
-from page import RESULTS, parse_options, replace_section, run_alone, table
+from page import RESULTS, replace_section, run_alone, table
 from torch import nn
-from training import (
-    build,
-    epoch_flops,
-    mean_seconds,
-    peak_flops,
-    peak_memory,
-    reset_peak,
-    synchronise,
-    time_steps,
-)
+from training import build, epoch_flops, mean_seconds, peak_flops, time_steps
 
 from recbole_pos.layers.losses import full_cross_entropy
 
-SECTIONS = ("ml-20m", "ml-1m", "compile", "million", "precision")
 SECONDS = 15.0  # of an epoch that is longer: the rest is extrapolated
 PRECISIONS = ("fp32", "tf32", "bf16")  # values of the option ``precision``
-# Options of a run that only shows that the benchmark works.
-TINY_OPTIONS = {
-    **{"hidden_size": 8, "inner_size": 8, "n_layers": 1},
-    **{"MAX_ITEM_LIST_LENGTH": 10, "epochs": 1},
-}
+PRODUCT = 8192  # rows and columns of the matrices whose product is the fastest
+GB = 2**30
 Rows = Iterator[list[str]]  # of a table, its head first
 
 
@@ -69,7 +56,6 @@ class Size:
 
 ML_20M = Size(27_000, 5_000_000, 145, whole=4, length=200, d=256, layers=4, batch=256)
 ML_1M = Size(3_700, 1_000_000, 165, whole=1, length=200, d=64, layers=2, batch=128)
-TINY = Size(40, 900, 15, whole=1, length=20, d=16, layers=1, batch=8)
 
 
 def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
@@ -102,16 +88,17 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
     # Train for a while, and extrapolate to an epoch of the whole dataset.
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
-    reset_peak(trainer.device)
+    torch.cuda.reset_peak_memory_stats()
     timed = time_steps(trainer, loader, SECONDS)
     part = timed.targets / loader.num_targets / size.whole
     epoch_seconds = timed.seconds / part
+    peak_gb = torch.cuda.max_memory_allocated() / GB
 
     # Compare with the fastest product of matrices in the same precision.
     flops = size.whole * epoch_flops(loader, size.d, size.layers, size.items) / epoch_seconds
     dtype = torch.bfloat16 if trainer.precision.name == "bf16" else torch.float32
     with trainer.precision.rounded_products():
-        peak = peak_flops(trainer.device, dtype, 8192 if trainer.device.type == "cuda" else 256)
+        peak = peak_flops(trainer.device, dtype, PRODUCT)
     return [
         f"{epoch_seconds:.2f}",
         f"{part:.0%}",
@@ -119,7 +106,7 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
         f"{timed.targets / timed.seconds:,.0f}",
         f"{flops / 1e12:.1f}",
         f"{flops / peak:.0%} of {peak / 1e12:.0f}",
-        f"{peak_memory(trainer.device):.1f}",
+        f"{peak_gb:.1f}",
     ]
 
 
@@ -156,7 +143,7 @@ def million(items: int, positions: int, d: int) -> Rows:
     yield ["precision", "GB beside weights", "GB of all logits", "ms a step"]
     for dtype in ("float32", "bfloat16"):
         beside_gb, seconds = measure_loss(items, positions, d, dtype == "bfloat16")
-        logits_gb = positions * items * 4 / 2**30
+        logits_gb = positions * items * 4 / GB
         yield [dtype, f"{beside_gb:.2f}", f"{logits_gb:.2f}", f"{1e3 * seconds:.1f}"]
 
 
@@ -188,12 +175,13 @@ def measure_loss(items: int, positions: int, d: int, is_rounded: bool) -> tuple[
         loss.backward()
         optimizer.step()
 
-    synchronise(device)
-    before = reset_peak(device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     step()  # warms up
-    seconds = mean_seconds(step, 3, device)
+    seconds = mean_seconds(step, 3)
     # Less the gradient that the loss makes, which is as large as the weights.
-    return peak_memory(device) - before - weight.numel() * 4 / 2**30, seconds
+    added = torch.cuda.max_memory_allocated() - before - weight.numel() * weight.element_size()
+    return added / GB, seconds
 
 
 def precisions(seeds: int, options: dict[str, Any]) -> Rows:
@@ -231,44 +219,33 @@ def _seconds_to(history: list[dict[str, Any]], level: float) -> str:
     return "not reached"
 
 
-def measure(name: str, tiny: bool) -> list[list[str]]:
-    """Return the rows of a section's table, its header first, measured in this process.
+# name of a section -> makes the rows of its table
+SECTIONS: dict[str, Callable[[], Rows]] = {
+    "ml-20m": partial(epochs, (ML_20M,), "precision", PRECISIONS[::-1]),
+    "ml-1m": partial(epochs, (ML_1M,), "precision", PRECISIONS[::-1]),
+    "compile": partial(epochs, (ML_20M, ML_1M), "compile", (False, True)),
+    "million": partial(million, 1_000_000, 4_096, 128),
+    "precision": partial(precisions, 3, {"epochs": 10}),
+}
 
-    Args:
-        name: one of SECTIONS.
-        tiny: whether to use sizes that only show that the benchmark works.
-    """
-    large, small = (TINY, TINY) if tiny else (ML_20M, ML_1M)
-    if name == "ml-20m":
-        rows = epochs((large,), "precision", PRECISIONS[::-1])
-    elif name == "ml-1m":
-        rows = epochs((small,), "precision", PRECISIONS[::-1])
-    elif name == "compile":  # only on a GPU, since compiling takes a minute on a CPU
-        rows = epochs((large, small), "compile", [False, True][: 1 + torch.cuda.is_available()])
-    elif name == "million":
-        rows = million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128)))
-    else:
-        rows = precisions(1, TINY_OPTIONS) if tiny else precisions(3, {"epochs": 10})
-    return list(rows)
+
+def measure(name: str) -> list[list[str]]:
+    """Return the rows of a section's table, its header first, measured in this process."""
+    return list(SECTIONS[name]())
 
 
 def main() -> None:
     """Measure every section in a process of its own, and put its table into the page."""
-    tiny = parse_options(__doc__, tiny=False).tiny
     page = RESULTS / "gpu.md"
-    if not tiny:
-        about = f"{torch.cuda.get_device_name()}; Python {platform.python_version()}, torch "
-        replace_section(page, "machine", f"{about}{torch.__version__}.")
+    about = f"{torch.cuda.get_device_name()}; Python {platform.python_version()}, torch "
+    replace_section(page, "machine", f"{about}{torch.__version__}.")
     for name in SECTIONS:
         try:
-            head, *rows = run_alone(measure, name, tiny)
+            head, *rows = run_alone(measure, name)
             text = table(head, rows)
         except Exception as error:  # the other sections are measured all the same
             text = f"Failed: {type(error).__name__}: {error}"
-        if tiny:
-            print(text)
-        else:
-            replace_section(page, name, text)
+        replace_section(page, name, text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training speed against other libraries: real targets per second of PosSASRec and of its peers.
 
-``make bench-peers``, or ``python benchmarks/peers.py`` where each peer has a virtual environment.
+``make bench-peers``, which makes a virtual environment for each peer.
 Every run is a process of its own; the sides alternate, so that a slow spell of the machine meets
 all of them. Each side trains on the same interactions, and a worker (``peer_workers/``) stops if
 its epoch does not hold exactly the targets, items to predict, that were counted here. Writes
@@ -10,7 +10,6 @@ peers into ``results/tables/``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -18,14 +17,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from data import count_targets, long_histories, ml_100k, short_histories, training_events
-from page import HERE, RESULTS, in_turns, machine, parse_options, replace_section, table
+from page import HERE, RESULTS, in_turns, machine, replace_section, table
 from peer_workers.common import Job
 
 Runs = list[dict[str, Any]]  # what a worker prints, of each run of a side
@@ -74,48 +73,40 @@ class Side:
 
 
 OUR_PYTHON = Path(sys.executable)
-CASES = {
-    "ml-100k-50": Case("ml-100k, L=50", ml_100k, 50, 2.0),
-    "ml-100k-200": Case("ml-100k, L=200", ml_100k, 200, 2.0),
-    "short-50": Case("short histories, L=50", short_histories, 50, 3.0),
-    "long-200": Case("long histories, L=200", long_histories, 200, 2.0),
-}
+CASES = (
+    Case("ml-100k, L=50", ml_100k, 50, 2.0),
+    Case("ml-100k, L=200", ml_100k, 200, 2.0),
+    Case("short histories, L=50", short_histories, 50, 3.0),
+    Case("long histories, L=200", long_histories, 200, 2.0),
+)
+REPEATS = 3  # turns of each side
 OURS = Side("PosSASRec", "ours_worker")
 SAMPLED = (("negatives", 256),)
 RELU = (("activation", "relu"),)  # what the side has
 REPLAY, FLAT = ("replay_worker", "replay"), ("rectools_flat_worker", "rectools")
 TRIMMED = "RePlay SasRec, trimmed"
-PEERS = {
-    "rectools-flat": Side("RecTools FlatSASRecNet", *FLAT),
-    "replay-trimmed": Side(TRIMMED, *REPLAY, settings=RELU),
-    **{
-        f"replay-bucket-{size}": Side(
-            f"{TRIMMED}, buckets of {size}", *REPLAY, ("--bucket", str(size)), settings=RELU
-        )
+PEERS = (
+    Side("RecTools FlatSASRecNet", *FLAT),
+    Side(TRIMMED, *REPLAY, settings=RELU),
+    *(
+        Side(f"{TRIMMED}, buckets of {size}", *REPLAY, ("--bucket", str(size)), settings=RELU)
         for size in (8, 32, 64)
-    },
-    "rectools-sampled": Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
-    "replay-sampled": Side(f"{TRIMMED}, 256 negatives", *REPLAY, settings=RELU + SAMPLED),
-}
+    ),
+    Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
+    Side(f"{TRIMMED}, 256 negatives", *REPLAY, settings=RELU + SAMPLED),
+)
 
 
-def make_job(case: Case, args: argparse.Namespace, folder: Path) -> Job:
+def make_job(case: Case, folder: Path) -> Job:
     """Write the training interactions of a case to a file, and return the job that workers get.
 
     Args:
         case: the dataset and the length of windows.
-        args: options of the command line, some of which are settings of a job.
         folder: folder for the file.
     """
-    events = training_events(case.table(), case.length)
-    events.to_csv(folder / "events.csv", index=False)
-    names = {field.name for field in fields(Job)}
-    return Job(
-        events=str(folder / "events.csv"),
-        length=case.length,
-        targets=count_targets(events, case.length),
-        **{name: value for name, value in vars(args).items() if name in names},
-    )
+    events, file = training_events(case.table(), case.length), folder / "events.csv"
+    events.to_csv(file, index=False)
+    return Job(str(file), case.length, targets=count_targets(events, case.length))
 
 
 def run_worker(side: Side, job: Job, folder: Path) -> dict[str, Any]:
@@ -140,13 +131,12 @@ def run_worker(side: Side, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def describe(job: Job, sides: Iterable[tuple[Side, Runs]]) -> str:
-    """Return command, settings of all sides, machine and versions, as text of a page.
+    """Return settings of all sides, machine and versions, as text of a page.
 
     Args:
         job: the settings.
         sides: the libraries with their runs, which tell versions.
     """
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
         f"feed-forward {job.inner_size}, dropout {job.dropout:g}, on attention weights "
@@ -159,7 +149,7 @@ def describe(job: Job, sides: Iterable[tuple[Side, Runs]]) -> str:
         for side, runs in sides
     }
     lines = "\n".join(f"- {title}: {numbers}" for title, numbers in versions.items())
-    return f"Command: `{command}`\n\n{settings}\n\n{lines}"
+    return f"{settings}\n\n{lines}"
 
 
 HEADS = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
@@ -207,20 +197,16 @@ def main() -> None:
     Peers with the same settings share one set of our runs. Of each dataset and loss, the page has
     the peer with the smallest ratio, and the table of all peers has a row for each.
     """
-    times = {name: getattr(Job, f"{name}_seconds") for name in ("warmup", "min", "max")}
-    times = {f"{name}_seconds": seconds for name, seconds in times.items()}
-    args = parse_options(__doc__, cases=[*CASES], peers=[*PEERS], repeats=3, threads=1, **times)
-    peers = [PEERS[name] for name in args.peers]
     rows, fastest, measured = [], {}, {}
-    for case in (CASES[name] for name in args.cases):
+    for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            job = make_job(case, args, Path(folder))
+            job = make_job(case, Path(folder))
 
-            for settings in dict.fromkeys(peer.settings for peer in peers):
-                alike = [peer for peer in peers if peer.settings == settings]
+            for settings in dict.fromkeys(peer.settings for peer in PEERS):
+                alike = [peer for peer in PEERS if peer.settings == settings]
                 own_job = replace(job, **dict(settings))
                 measure = partial(run_worker, job=own_job, folder=Path(folder))
-                runs = in_turns((OURS, *alike), args.repeats, measure)
+                runs = in_turns((OURS, *alike), REPEATS, measure)
                 measured |= runs
 
                 for peer in alike:

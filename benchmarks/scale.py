@@ -4,18 +4,15 @@ CPU-seconds and peak memory of a start, an epoch (some steps, extrapolated), a c
 evaluation (some users), along one axis at a time. Every cell is a process of its own on one thread,
 with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as such. Writes the
 conditions into ``results/scale.md`` and all cells into ``results/tables/scale.md``.
-ARGS="--most 5000000" has no larger dataset; "--found FILE" keeps cells there and resumes.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,18 +21,17 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["BENCH_THREADS"] = "1"
 
 import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
 from data import GENERATED, write_log  # noqa: E402
-from page import RESULTS, machine, parse_options, replace_section, run_alone, table, time_call  # noqa: E402
+from page import RESULTS, machine, replace_section, run_alone, table, time_call  # noqa: E402
 from training import build, time_steps  # noqa: E402
 
-from recbole_pos.data.loaders import TargetLoader  # noqa: E402
-from recbole_pos.experiment import checkpoint  # noqa: E402
-from recbole_pos.experiment.build import Experiment  # noqa: E402
-from recbole_pos.experiment.checkpoint import capture_state  # noqa: E402
+from recbole_pos.experiment.checkpoint import capture_state, save  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
 
 MEMORY = 12 << 30  # bytes of address space of a process
 CPU = 150  # seconds of a cell, all phases together
+SECONDS = 3.0  # CPU-seconds of training steps, from which an epoch is extrapolated
 USERS = 512  # users that are evaluated
 PRODUCTS = 2e8  # logits of a step at most: a second, and not minutes, where there are many items
 FIRST = "first start"  # a side that reads the text, and leaves the cache that others start from
@@ -91,33 +87,18 @@ LARGEST = max(SIZES["events"])  # has one model
 LONG = 2_500  # interactions of a user on the axis of lengths, so that every window is full
 
 
-def list_cells(most: int) -> list[Cell]:
-    """Return the cells to measure, axis by axis.
-
-    The largest log is measured with one model only.
-
-    Args:
-        most: most interactions of a cell; larger ones are left out.
-    """
+def list_cells() -> list[Cell]:
+    """Return the cells to measure, axis by axis; the largest log has one model only."""
     cells = []
     for axis, sizes in SIZES.items():
         for size, side in itertools.product(sizes, SIDES[axis]):
             cell = replace(Cell(side, axis), **{axis: size})
             cells.append(replace(cell, each=LONG) if axis == "length" else cell)
     only_one = {FIRST, MODELS[0]}
-    return [x for x in cells if x.events <= most and (x.events < LARGEST or x.side in only_one)]
+    return [cell for cell in cells if cell.events < LARGEST or cell.side in only_one]
 
 
 # --- one cell, in a process of its own ---
-
-
-class FirstBatches(TargetLoader):
-    """The first batches of a loader."""
-
-    num_batches = 1
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(super().__iter__(), self.num_batches)
 
 
 def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -135,6 +116,7 @@ def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
         "data_path": str(folder / cell.log),
         "load_col": {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id"]},
         "MAX_ITEM_LIST_LENGTH": cell.length,
+        "valid_users": USERS,
     }
     if loss:
         options |= {"loss_type": loss, "train_batch_size": 128}
@@ -144,28 +126,12 @@ def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
     return model, options
 
 
-def evaluate(experiment: Experiment) -> float:
-    """Return the CPU-seconds of evaluating a thousand users, measured on USERS of them.
-
-    Args:
-        experiment: the model with its data; its loader of validation is cut to its first batches.
-    """
-    loader: Any = experiment.loaders["valid"]
-    batch_size = experiment.config["eval_batch_size"]
-    loader.__class__ = FirstBatches
-    loader.num_batches = -(-USERS // batch_size)
-    users = min(loader.num_batches * batch_size, len(loader.rows))
-    ranked = partial(experiment.trainer.evaluate, loader, load_best_model=False)
-    return time_call(ranked, time.process_time) / users * 1000
-
-
-def measure(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
+def measure(cell: Cell, folder: Path) -> dict[str, float]:
     """Return the figures of a cell, measured in this process with limited memory and time.
 
     Args:
         cell: the cell.
         folder: folder that holds the datasets.
-        seconds: CPU-seconds of training steps, from which an epoch is extrapolated.
 
     Returns:
         CPU-seconds of ``start``, ``epoch``, ``checkpoint`` and ``evaluation`` (of 1,000 users), and
@@ -181,15 +147,18 @@ def measure(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
         trainer = experiment.trainer
         loader = trainer.training_loader(experiment.loaders["train"])
         # the first step makes the optimiser's state
-        timed = time_steps(trainer, loader, seconds, warm=1, clock=time.process_time)
+        timed = time_steps(trainer, loader, SECONDS, warm=1, clock=time.process_time)
         figures["epoch"] = timed.seconds / timed.targets * loader.num_targets
-        save = partial(checkpoint.save, folder / "checkpoint.pt")
-        figures["checkpoint"] = time_call(lambda: save(capture_state(trainer)), time.process_time)
-        figures["evaluation"] = evaluate(experiment)
+        write = lambda: save(folder / "checkpoint.pt", capture_state(trainer))  # noqa: E731
+        figures["checkpoint"] = time_call(write, time.process_time)
+        loader = experiment.loaders["valid"]
+        ranked = partial(trainer.evaluate, loader, load_best_model=False)
+        seconds = time_call(ranked, time.process_time)
+        figures["evaluation"] = seconds / loader.num_targets * 1000
     return {**figures, "peak_mb": peak_rss_mb()}
 
 
-def run(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
+def run(cell: Cell, folder: Path) -> dict[str, float]:
     """Return the figures of a cell from a new process; empty if it was stopped at its limit.
 
     Its dataset is generated if it is not there yet.
@@ -197,18 +166,16 @@ def run(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
     Args:
         cell: the cell.
         folder: folder of the datasets.
-        seconds: CPU-seconds of training steps.
     """
     if not (folder / cell.log).exists():
         interactions = write_log(folder / cell.log, cell.events, cell.each, cell.items)
         # Items without an interaction are in a file of items, so that there are as many as wanted.
         names = "".join(f"i{item}\n" for item in range(cell.items))
         interactions.with_suffix(".item").write_text(f"item_id:token\n{names}")
-        # With results of an earlier call, no first start is measured here to fill the cache.
-        if cell.side != FIRST:
-            run(replace(cell, side=FIRST), folder, 0)
+        if cell.side != FIRST:  # fill the cache, from which others start
+            run(replace(cell, side=FIRST), folder)
     try:
-        return run_alone(measure, cell, folder, seconds)
+        return run_alone(measure, cell, folder)
     except (MemoryError, RuntimeError) as error:  # a process that was ended is a RuntimeError
         print(cell, error, flush=True)
         return {}
@@ -216,7 +183,6 @@ def run(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
 
 # --- tables ---
 
-Results = list[tuple[Cell, dict[str, float]]]
 FIGURES = {
     "start": "start, s",
     "epoch": "epoch, s",
@@ -226,78 +192,63 @@ FIGURES = {
 }
 
 
-def points(results: Results, axis: str, side: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the measured values of one figure, by size.
-
-    Args:
-        results: cells with their figures.
-        axis: the size that is varied.
-        side: the model.
-        name: the figure, such as ``epoch``.
-
-    Returns:
-        [n] sizes and [n] values, of the cells where it was measured.
-    """
-    measured = [
-        (cell.size, figures[name])
-        for cell, figures in results
-        if (cell.axis, cell.side) == (axis, side) and name in figures
-    ]
-    return np.array([size for size, _ in measured]), np.array([value for _, value in measured])
-
-
-def show_slope(sizes: np.ndarray, values: np.ndarray) -> str:
-    """Return the exponent with which a figure grows, as text; empty for a single size.
+def show_slope(sizes: pd.Series, values: pd.Series) -> str:
+    """Return the exponent with which a figure grows, as text; empty if it has a single size.
 
     It is the slope of log(values) over log(sizes) by least squares: 1.00 for linear growth.
+
+    Args:
+        sizes: [n] sizes.
+        values: [n] values of the figure, NaN where it was not measured.
     """
-    if len(sizes) < 2:
+    is_measured = values.notna()
+    if is_measured.sum() < 2:
         return ""
-    return f"{np.polyfit(np.log(sizes), np.log(values), 1)[0]:.2f}"
+    slope, _ = np.polyfit(np.log(sizes[is_measured]), np.log(values[is_measured]), 1)
+    return f"{slope:.2f}"
 
 
-def show_number(value: float | None) -> str:
-    """Return a number as text with three digits, ``1.23`` or ``1,234``; empty for None."""
-    if value is None:
+def show_number(value: float) -> str:
+    """Return a number as text with three digits, ``1.23`` or ``1,234``; empty for NaN."""
+    if np.isnan(value):
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def tabulate(results: Results, axis: str) -> str:
+def tabulate(results: list[tuple[Cell, dict[str, float]]], axis: str) -> str:
     """Return the table of an axis: each side's figures by size, then how fast they grow.
 
     Args:
-        results: cells with their figures.
+        results: cells with their figures, none of a cell that was stopped.
         axis: the size that is varied.
     """
+    lines = [
+        {"side": cell.side, "size": cell.size, **figures}
+        for cell, figures in results
+        if cell.axis == axis
+    ]
+    measured = pd.DataFrame(lines, columns=["side", "size", *FIGURES], dtype=object)
     rows = []
-    for side in SIDES[axis]:
-        for cell, figures in results:
-            if (cell.axis, cell.side) == (axis, side):
-                problem = "" if figures else " (stopped at its limit)"
-                values = (show_number(figures.get(name)) for name in FIGURES)
-                rows.append([side, f"{cell.size:,}{problem}", *values])
-        slopes = [show_slope(*points(results, axis, side, name)) for name in FIGURES]
-        rows.append([side, "exponent", *slopes])
+    for side, cells in measured.groupby("side", sort=False):
+        figures = cells[[*FIGURES]].astype(float)
+        for size, line in zip(cells["size"], figures.to_numpy(), strict=True):
+            problem = " (stopped at its limit)" if np.isnan(line).all() else ""
+            rows.append([side, f"{size:,}{problem}", *map(show_number, line)])
+        sizes = cells["size"].astype(float)
+        rows.append([side, "exponent", *(show_slope(sizes, figures[name]) for name in FIGURES)])
     return table(["", AXES[axis], *FIGURES.values()], rows)
 
 
 def main() -> None:
-    """Measure every cell that is missing, and write the page.
-
-    Results are kept in a file after each cell, so that the next call goes on from there.
-    """
-    args = parse_options(__doc__, seconds=3.0, most=LARGEST, found=Path("saved/scale.json"))
-    args.found.parent.mkdir(parents=True, exist_ok=True)
-    done = json.loads(args.found.read_text()) if args.found.exists() else {}
-    cells = list_cells(args.most)
+    """Measure every cell, and write the page."""
+    cells = list_cells()
     with tempfile.TemporaryDirectory() as folder:
+        figures = {}  # key of a cell -> its figures
         for cell in cells:
-            if cell.key not in done:
-                done[cell.key] = run(cell, Path(folder), args.seconds)
-                args.found.write_text(json.dumps(done))
-    results = [(cell, done[cell.key]) for cell in cells]
-    conditions = f"{machine(1)}; {args.seconds:g} CPU-seconds of steps a cell, one turn."
+            if cell.key not in figures:
+                figures[cell.key] = run(cell, Path(folder))
+    results = [(cell, figures[cell.key]) for cell in cells]
+    conditions = f"{machine(1)}; {SECONDS:g} CPU-seconds of steps a cell, one turn."
     replace_section(RESULTS / "scale.md", "scale", conditions)
     parts = ["# How cost grows: all cells"]
     for axis, name in AXES.items():

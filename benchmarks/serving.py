@@ -1,17 +1,16 @@
 """How fast trained models answer: ``make bench-serve``, ``make bench-recommend``.
 
-    python benchmarks/serving.py serve|recommend [--requests 2000] [--histories 20000]
+    python benchmarks/serving.py serve|recommend|index
 
 ``serve`` asks `recbole-pos serve` and the library one request at a time, on one core: FPARec of the
 default size with random weights; it writes the table of docs/serving.md. ``recommend`` asks for
 many histories at once, `Recommender` against RecBole's `full_sort_topk`, and for a million items;
-with ``--index`` it measures only the approximate index of a million items, on trained vectors. It
-writes results/recommend.md.
+``index`` measures the approximate index of a million items, on trained vectors. Both write
+results/recommend.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import re
@@ -56,27 +55,35 @@ WARM = 20  # requests before those that are timed
 Request = Callable[[list[str]], Any]
 
 
-def make_run(folder: Path, items: int, users: int = 40, events: int = 60, **options: Any) -> Path:
-    """Train a small model of many items for one epoch, and return the folder of its run.
+def make_run(
+    folder: Path, items: np.ndarray, length: int, catalogue: pd.DataFrame, **options: Any
+) -> Path:
+    """Train FPARec on users with histories of one length, and return the folder of its run.
 
-    The items are in a file of their own, so that few interactions make a model of any size.
+    All items are in a file of their own, so that few interactions make a model of any size.
 
     Args:
         folder: folder for the data and the run.
-        items: number of items that the model knows.
-        users: number of users.
-        events: number of interactions of each user.
+        items: [users * length] items of the interactions, user by user.
+        length: number of interactions of each user.
+        catalogue: a row for each item, with columns named as in an atomic file.
         options: further options of the run.
     """
-    chosen = np.random.default_rng(0).integers(0, items, users * events)
-    file = write_atomic(make_log(np.full(users, events), chosen), folder, "generated")
-    catalogue = pd.DataFrame({"item_id:token": np.arange(items), "price:float": 1.0})
+    file = write_atomic(make_log(np.full(len(items) // length, length), items), folder, "generated")
     catalogue.to_csv(file.with_suffix(".item"), sep="\t", index=False)
-    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "price"]}
-    options |= {"data_path": str(folder), "epochs": 1, "load_col": columns}
+    fields = [column.partition(":")[0] for column in catalogue]
+    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": fields}
+    options = {"data_path": str(folder), "epochs": 1, "load_col": columns, **options}
     run_dir = folder / "run"
     recbole_pos.run("FPARec", "generated", None, options, run_dir=run_dir, verbose=False)
     return run_dir
+
+
+def make_small_run(folder: Path, items: int, users: int = 40, **options: Any) -> Path:
+    """Train for one epoch on 60 random interactions of each user, as :func:`make_run` does."""
+    chosen = np.random.default_rng(0).integers(0, items, users * 60)
+    catalogue = pd.DataFrame({"item_id:token": np.arange(items), "price:float": 1.0})
+    return make_run(folder, chosen, 60, catalogue, **options)
 
 
 def sample_histories(names: np.ndarray, count: int) -> list[list[str]]:
@@ -86,7 +93,7 @@ def sample_histories(names: np.ndarray, count: int) -> list[list[str]]:
 
 # --- serve: one request at a time ---
 
-SERVE_ITEMS = (10_000, 100_000)
+SERVE_ITEMS, REQUESTS = (10_000, 100_000), 1_500
 SERVE_HEADS = (
     *("items", "`recommend`, ms", "its CPU time, ms", "one client, ms", "four clients, ms"),
     "requests/s",
@@ -178,7 +185,7 @@ def measure_requests(items: int, requests: int) -> list[str]:
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = make_run(Path(folder), items)
+        run_dir = make_small_run(Path(folder), items)
         recommender = recbole_pos.Recommender.load(run_dir)
         histories = sample_histories(recommender.items, requests)
 
@@ -192,36 +199,32 @@ def measure_requests(items: int, requests: int) -> list[str]:
     return [f"{items:,}", *library, one, four, f"{rate:,.0f}"]
 
 
-def write_serve(args: argparse.Namespace) -> None:
+def write_serve() -> None:
     """Measure single requests, and write the table."""
-    rows = [measure_requests(items, args.requests) for items in SERVE_ITEMS]
-    note = f"{args.requests:,} requests, {machine(1)}."
+    rows = [measure_requests(items, REQUESTS) for items in SERVE_ITEMS]
+    note = f"{REQUESTS:,} requests, {machine(1)}."
     replace_section(DOCS / "serving.md", "speed", f"{table(SERVE_HEADS, rows)}\n\n{note}")
 
 
 # --- recommend: many histories at once ---
 
 USERS, ITEMS, K = 5_000, 10_000, 20
+HISTORIES, ROUNDS = 20_000, 3
 MILLION, SOME = 1_000_000, 4_096
 ONE_BY_ONE = 200  # users of a turn of RecBole's
 
 
-def compare_with_recbole(rows: int, rounds: int) -> str:
-    """Return a table of users a second of RecBole's function and of ours, in several forms.
-
-    Args:
-        rows: number of histories for which ours recommends at once.
-        rounds: how many times each side is measured; one more round warms up.
-    """
+def compare_with_recbole() -> str:
+    """Return a table of users a second of RecBole's function and of ours, in several forms."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "train_windows": "last"}
-        run_dir = make_run(Path(folder), ITEMS, USERS, **options)
+        run_dir = make_small_run(Path(folder), ITEMS, USERS, **options)
         recommender = recbole_pos.Recommender.load(run_dir)
         experiment = recbole_pos.load(run_dir)
 
     # The same histories as lists, as columns of pyarrow, and users of the data for RecBole.
-    histories = sample_histories(recommender.items, rows)
-    columns = pa.table({"id": np.arange(rows).astype(str), "items": histories})
+    histories = sample_histories(recommender.items, HISTORIES)
+    columns = pa.table({"id": np.arange(HISTORIES).astype(str), "items": histories})
     test, model = experiment.loaders["test"], experiment.model.eval()
     users = experiment.dataset.token2id("user_id", [str(1 + n) for n in range(ONE_BY_ONE)])
 
@@ -235,11 +238,11 @@ def compare_with_recbole(rows: int, rounds: int) -> str:
     # Name of a side -> number of users that a call answers, and the call.
     sides: dict[str, tuple[int, Callable[[], Any]]] = {
         "`full_sort_topk`, user by user": (ONE_BY_ONE, one_by_one),
-        "`recommend(histories=)`, columns": (rows, lambda: recommend(columns)),
-        "`recommend(histories=)`, lists": (rows, lambda: recommend(histories)),
+        "`recommend(histories=)`, columns": (HISTORIES, lambda: recommend(columns)),
+        "`recommend(histories=)`, lists": (HISTORIES, lambda: recommend(histories)),
         "`recommend()`, all users of the data": (USERS, recommend),
     }
-    runs = in_turns(sides, rounds + 1, lambda name: sides[name][0] / time_call(sides[name][1]))
+    runs = in_turns(sides, ROUNDS + 1, lambda name: sides[name][0] / time_call(sides[name][1]))
     rates = {name: of_side[1:] for name, of_side in runs.items()}  # the first warms up
 
     baseline = np.median(next(iter(rates.values())))
@@ -258,7 +261,7 @@ def measure_million() -> tuple[float, float, float]:
         Users a second; MB of the process before; MB at its peak.
     """
     with tempfile.TemporaryDirectory() as folder:
-        recommender = recbole_pos.Recommender.load(make_run(Path(folder), MILLION))
+        recommender = recbole_pos.Recommender.load(make_small_run(Path(folder), MILLION))
         histories = sample_histories(recommender.items, SOME)
         recommender.recommend(histories=histories[:8], k=K)
         Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
@@ -294,20 +297,14 @@ def train_million(folder: Path) -> Path:
     An item has its group as a feature, as goods have a category, so that its vector is learned from
     the interactions with the whole group, beside its own.
     """
-    chosen = sample_shoppers(SHOPPERS, seed=0).ravel()
-    file = write_atomic(make_log(np.full(SHOPPERS, LENGTH), chosen), folder, "generated")
     ids = np.arange(MILLION)
     catalogue = pd.DataFrame({"item_id:token": ids, "group:token": ids % GROUPS})
-    catalogue.to_csv(file.with_suffix(".item"), sep="\t", index=False)
-    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "group"]}
-    options: dict[str, Any] = {"data_path": str(folder), "load_col": columns}
-    options |= {"item_features": ["group"], "valid_users": 100}
+    options: dict[str, Any] = {"item_features": ["group"], "valid_users": 100}
     options |= {"MAX_ITEM_LIST_LENGTH": LENGTH, "loss_type": "sampled_softmax"}
     options |= {"learning_rate": 0.01, "epochs": SHOPPING_EPOCHS, "eval_step": 0}
     options["eval_args"] = {"split": {"LS": "valid_only"}}  # nothing is tested
-    recbole_pos.run("FPARec", "generated", None, options, run_dir=folder / "run", verbose=False)
-    print((folder / "run" / "metrics.jsonl").read_text(), flush=True)
-    return folder / "run"
+    chosen = sample_shoppers(SHOPPERS, seed=0).ravel()
+    return make_run(folder, chosen, LENGTH, catalogue, **options)
 
 
 def measure_index() -> tuple[list[list[str]], str]:
@@ -362,17 +359,14 @@ def write_index() -> None:
     replace_section(RESULTS / "recommend.md", "index", f"{text}\n\n{note}")
 
 
-def write_recommend(args: argparse.Namespace) -> None:
+def write_recommend() -> None:
     """Measure many histories, and write the page."""
-    if args.index:
-        write_index()
-        return
-    speeds = compare_with_recbole(args.histories, args.rounds)
+    speeds = compare_with_recbole()
     rate, before, peak = run_alone(measure_million)
     parts = (
         speeds,
-        f"{args.histories:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
-        f"the history has none, names in and out; {args.rounds} rounds, sides in turns; "
+        f"{HISTORIES:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
+        f"the history has none, names in and out; {ROUNDS} rounds, sides in turns; "
         f"{machine()}.",
         f"**A million items**, {SOME:,} histories: {rate:,.0f} users a second; the process has "
         f"{before:,.0f} MB before and {peak:,.0f} MB at its peak. Scores of all histories and "
@@ -381,18 +375,5 @@ def write_recommend(args: argparse.Namespace) -> None:
     replace_section(RESULTS / "recommend.md", "speed", "\n\n".join(parts))
 
 
-def main() -> None:
-    """Measure what the command line names (serve or recommend), and write its page."""
-    sections = {"serve": write_serve, "recommend": write_recommend}
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("section", choices=sections)
-    parser.add_argument("--requests", type=int, default=1_000)
-    parser.add_argument("--histories", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--index", action="store_true", help="recommend: only the index")
-    args = parser.parse_args()
-    sections[args.section](args)
-
-
 if __name__ == "__main__":
-    main()
+    {"serve": write_serve, "recommend": write_recommend, "index": write_index}[sys.argv[1]]()

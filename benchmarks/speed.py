@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 import torch
-from data import short_histories, short_sessions, write_atomic
-from page import RESULTS, Report, in_turns, machine, replace_section, run_alone
+from data import short_histories, write_atomic
+from page import RATIO_HEADS, RESULTS, compare, in_turns, machine, replace_section, run_alone, table
 from training import LAYERS, SIZES, D, build, epoch_flops, peak_flops
 
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -23,18 +23,15 @@ from recbole_pos.experiment.folder import peak_rss_mb
 ROUNDS, EPOCHS = 2, 4
 CASES = (("ml-100k", 50), ("ml-100k", 200), ("short", 50))
 TARGETS, MEMORY = "{:,.0f} targets/s", "{:,.0f} MB"  # how figures are written
-# Side, data, longest window, and epochs; of RecBole's models batches, where 0 is two epochs.
+# Side, data, longest window, and epochs; of RecBole's SASRec batches, where 0 is two epochs.
 Turn = tuple[str, str, int, int]
 # model -> its options; FPARec has one head, and dropout only on attention
 MODELS: dict[str, dict[str, Any]] = {
     "PosSASRec": {**SIZES, "n_heads": 2, "attn_dropout_prob": 0.0},
     "FPARec": {**SIZES, "n_heads": 1, "attn_dropout_prob": 0.2},
-    "PosRec": {"hidden_size": 100, "inner_size": 100, "train_batch_size": 100},
 }
-SRGNN = {"embedding_size": 100, "step": 1, "train_batch_size": 100}  # RecBole's, beside PosRec
 # model -> the projections and the products of pairs in a layer
 PRODUCTS = {"PosSASRec": (4, 2), "FPARec": (1, 1)}
-GENERATED = {"short": short_histories, "sessions": short_sessions}
 
 
 # --- the sides, each in a process of its own ---
@@ -44,23 +41,22 @@ def measure(side: str, data: str, length: int, count: int) -> dict[str, Any]:
     """Return speed and memory of one side, measured in this process.
 
     Args:
-        side: a model of ours, or of RecBole's; ``SASRec-anomaly`` has anomaly detection on.
-        data: ``ml-100k``, or the name of generated data.
+        side: a model of ours; or RecBole's ``SASRec``, or ``SASRec-anomaly`` as RecBole leaves it
+            after importing its models, with anomaly detection on.
+        data: ``ml-100k``; or ``short``, which is generated, of our models.
         length: longest window of a history.
         count: number of epochs of our model, or of batches of RecBole's (0 for two epochs).
     """
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # RecBole writes logs into the working directory
         options: dict[str, Any] = {"MAX_ITEM_LIST_LENGTH": length}
-        if data in GENERATED:
-            write_atomic(GENERATED[data](), folder, data)
-            columns = {"inter": ["user_id", "item_id", "timestamp"]}
-            options |= {"data_path": folder, "load_col": columns}
+        if data == "short":
+            write_atomic(short_histories(), folder, data)
+            options["data_path"] = folder
         if side in MODELS:
             figures = train_ours(side, data, count, options)
         else:
-            model, _, anomaly = side.partition("-")
-            figures = train_recbole(model, data, anomaly == "anomaly", count, options)
+            figures = train_recbole(count, options, detects_anomalies=side == "SASRec-anomaly")
         os.chdir("/")
     return figures
 
@@ -92,13 +88,12 @@ def train_ours(model: str, data: str, epochs: int, options: dict[str, Any]) -> d
         evaluations.append(time.perf_counter() - trained)
         curve.append((trained - started, float(result["ndcg@10"])))
 
-    best, flops = max(speeds[1:]), 0.0
-    if model in PRODUCTS:
-        flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *PRODUCTS[model])
+    best = max(speeds[1:])
+    flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *PRODUCTS[model])
     return {
         "targets_per_second": best,
         "epoch_seconds": loader.num_targets / best,
-        "floor_seconds": flops / peak_flops(torch.device("cpu"), torch.float32, 2048),
+        "floor_seconds": flops / peak_flops("cpu", torch.float32, 2048),
         "evaluation_seconds": min(evaluations),
         "users": len(experiment.loaders["valid"]._dataset),
         "curve": curve,
@@ -106,17 +101,13 @@ def train_ours(model: str, data: str, epochs: int, options: dict[str, Any]) -> d
     }
 
 
-def train_recbole(
-    model: str, data: str, anomaly: bool, batches: int, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Train a model of RecBole's own: its config, dataset, augmentation, loaders and trainer.
+def train_recbole(batches: int, options: dict[str, Any], detects_anomalies: bool) -> dict[str, Any]:
+    """Train RecBole's SASRec on ml-100k: its config, dataset, augmentation, loaders and trainer.
 
     Args:
-        model: name of the model.
-        data: name of the dataset.
-        anomaly: autograd anomaly detection on, as RecBole leaves it after importing its models.
         batches: time this many batches; 0 for two whole epochs and a validation.
         options: options of the run.
+        detects_anomalies: whether autograd's anomaly detection is on.
 
     Returns:
         ``targets_per_second`` and ``peak_rss_mb``; with whole epochs also ``seconds`` and
@@ -127,8 +118,6 @@ def train_recbole(
     from recbole.trainer import Trainer
     from recbole.utils import get_model, init_seed
 
-    torch.autograd.set_detect_anomaly(anomaly)
-    options |= SRGNN if model == "SRGNN" else {}
     options |= {
         "train_neg_sample_args": None,
         "metrics": ["NDCG"],
@@ -136,12 +125,13 @@ def train_recbole(
         "show_progress": False,
         "checkpoint_dir": os.getcwd(),
     }
-    config = Config(model, data, config_dict=options)
+    config = Config("SASRec", "ml-100k", config_dict=options)
     init_seed(config["seed"], True)
     train, valid, _ = data_preparation(config, create_dataset(config))
-    trainer = Trainer(config, get_model(model)(config, train._dataset))
+    trainer = Trainer(config, get_model("SASRec")(config, train._dataset))
     trainer.eval_collector.data_collect(train)
 
+    torch.autograd.set_detect_anomaly(detects_anomalies)
     # What RecBole's trainer does in an epoch, so that it can be stopped after some batches.
     rows, started = 0, None
     for _ in range(1 if batches else 2):
@@ -180,66 +170,53 @@ def best_of(*turns: Turn, rounds: int = ROUNDS) -> list[dict[str, Any]]:
     return [max(of_side, key=lambda run: run["targets_per_second"]) for of_side in runs.values()]
 
 
-def against_recbole(report: Report) -> None:
-    """Compare PosSASRec and RecBole's SASRec on ml-100k, L = 50, both covering all targets.
+def against_recbole() -> list[list[str]]:
+    """Return rows that compare PosSASRec with RecBole's SASRec on ml-100k, L = 50.
 
-    Args:
-        report: gets a row for each comparison.
+    Both train all targets.
     """
     turns = (("SASRec-anomaly", "ml-100k", 50, 0), ("SASRec", "ml-100k", 50, 10))
     stock, plain = best_of(*turns, rounds=1)
     (ours,) = best_of(("PosSASRec", "ml-100k", 50, 12))
-    speed, key = ours["targets_per_second"], "targets_per_second"
-    what = "PosSASRec / RecBole's SASRec as shipped (anomaly detection on), ml-100k, L=50"
-    report.add(what, speed, stock[key], TARGETS, at_least=80)
-    what = "the same with anomaly detection off (10 batches)"
-    report.add(what, speed, plain[key], TARGETS)
-
-    score = stock["ndcg@10"]
+    speed, peak, score = "targets_per_second", "peak_rss_mb", stock["ndcg@10"]
     reached = next((seconds for seconds, value in ours["curve"] if value >= score), math.inf)
-    what = f"training seconds to validation NDCG@10 {score:.4f} (RecBole's after 2 epochs)"
-    report.add(what, reached, stock["seconds"], "{:.1f} s", at_most=1 / 20)
-    report.add("peak memory", ours["peak_rss_mb"], stock["peak_rss_mb"], MEMORY, at_most=1 / 4)
-    what = f"full-ranking evaluation of {ours['users']} users, to a second"
-    report.add(what, ours["evaluation_seconds"], 1.0, at_most=1)
+
+    first = "PosSASRec / RecBole's SASRec as shipped (anomaly detection on), ml-100k, L=50"
+    second = "the same with anomaly detection off (10 batches)"
+    third = f"training seconds to validation NDCG@10 {score:.4f} (RecBole's after 2 epochs)"
+    last = f"full-ranking evaluation of {ours['users']} users, to a second"
+    return [
+        compare(first, ours[speed], stock[speed], TARGETS, at_least=80),
+        compare(second, ours[speed], plain[speed], TARGETS),
+        compare(third, reached, stock["seconds"], "{:.1f} s", at_most=1 / 20),
+        compare("peak memory", ours[peak], stock[peak], MEMORY, at_most=1 / 4),
+        compare(last, ours["evaluation_seconds"], 1.0, at_most=1),
+    ]
 
 
-def against_floor(report: Report) -> None:
-    """Compare epochs of FPARec with those of PosSASRec, and both with their matrix products alone.
-
-    Args:
-        report: gets a row for each comparison.
-    """
-    for data, length in CASES:
-        runs = best_of(*((model, data, length, EPOCHS) for model in PRODUCTS))
-        sasrec, fparec = (run["epoch_seconds"] for run in runs)
-        where, most = f"{data}, L={length}", 0.9 if length == 200 else None  # the goal
-        report.add(f"FPARec epoch / PosSASRec epoch, {where}", fparec, sasrec, at_most=most)
-        for model, run in zip(PRODUCTS, runs, strict=True):
-            what = f"{model} epoch / matrix-multiply floor, {where}"
-            report.add(what, run["epoch_seconds"], run["floor_seconds"], at_most=2)
-
-
-def sessions(report: Report) -> None:
-    """Compare PosRec and RecBole's SRGNN, both on prefixes in batches of 100 with d = 100.
+def against_floor(data: str, length: int) -> list[list[str]]:
+    """Return rows that compare epochs of FPARec, of PosSASRec and of their matrix products alone.
 
     Args:
-        report: gets the row.
+        data: name of the dataset.
+        length: longest window of a history.
     """
-    turns = (("PosRec", "sessions", 50, 2), ("SRGNN", "sessions", 50, 60))
-    ours, peer = (run["targets_per_second"] for run in best_of(*turns))
-    what = "PosRec / RecBole's SRGNN, anomaly detection off, generated sessions"
-    report.add(what, ours, peer, TARGETS, at_least=2)
+    runs = best_of(*((model, data, length, EPOCHS) for model in PRODUCTS))
+    sasrec, fparec = (run["epoch_seconds"] for run in runs)
+    where, most = f"{data}, L={length}", 0.9 if length == 200 else None  # the goal
+    rows = [compare(f"FPARec epoch / PosSASRec epoch, {where}", fparec, sasrec, at_most=most)]
+    for model, run in zip(PRODUCTS, runs, strict=True):
+        what = f"{model} epoch / matrix-multiply floor, {where}"
+        rows.append(compare(what, run["epoch_seconds"], run["floor_seconds"], at_most=2))
+    return rows
 
 
 def main() -> None:
     """Measure, print, write."""
     sys.argv = sys.argv[:1]  # RecBole's configuration reads it
-    report = Report()
-    against_floor(report)
-    against_recbole(report)
-    sessions(report)
-    replace_section(RESULTS / "speed.md", "speed", f"{machine()}, best of {ROUNDS}.\n\n{report}")
+    rows = [row for case in CASES for row in against_floor(*case)] + against_recbole()
+    text = f"{machine()}, best of {ROUNDS}.\n\n{table(RATIO_HEADS, rows)}"
+    replace_section(RESULTS / "speed.md", "speed", text)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import prepare
 from recbole_pos.files import write_json
+from recbole_pos.study.configs import make_row_config
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import read_json
@@ -66,19 +67,6 @@ def train(file: Path, split: Path, config: PosConfig) -> None:
     subprocess.run(command, cwd=HERE, check=True)
 
 
-def configure(plan: Plan, row: str, data: dict[str, Any]) -> PosConfig:
-    """Return the configuration of a row that is trained here.
-
-    Args:
-        plan: the study.
-        row: name of the row.
-        data: options of the data.
-    """
-    options = {**plan.make_options(row), **data, "show_progress": False}
-    model, dataset = options.pop("model"), options.pop("dataset")
-    return PosConfig(model, dataset, list(options.pop("config_files", ())), options)
-
-
 def time_epoch(config: PosConfig) -> float:
     """Return the CPU-seconds of an epoch of PosSASRec, from the steps of a few seconds."""
     experiment = prepare(config)
@@ -99,7 +87,8 @@ def measure(plan: Plan, files: list[Path], data: dict[str, Any]) -> dict[str, An
         Name of a file -> ``seconds`` and ``epochs`` of its training; name of a row that is trained
         here -> CPU-seconds of an epoch.
     """
-    config, split = configure(plan, OURS, data), files[0].absolute().parent / "split"
+    config = make_row_config({**plan.make_options(OURS), **data})
+    split = files[0].absolute().parent / "split"
     if not split.is_dir():
         parts = recbole_pos.split(plan.dataset, mask_history=config["mask_history"], **data)
         parts.to_folder(split)
@@ -108,7 +97,9 @@ def measure(plan: Plan, files: list[Path], data: dict[str, Any]) -> dict[str, An
             train(file.absolute(), split, config)
     costs: dict[str, Any] = {file.stem: read_json(file.with_suffix(".json")) for file in files}
     trained = [name for name, row in plan.rows.items() if not row.predictions]
-    return {**costs, **{name: time_epoch(configure(plan, name, data)) for name in trained}}
+    for name in trained:
+        costs[name] = time_epoch(make_row_config({**plan.make_options(name), **data}))
+    return costs
 
 
 def tabulate(plan: Plan, compared: Any, costs: dict[str, Any], kept: Path) -> str:

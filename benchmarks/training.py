@@ -5,13 +5,13 @@ Every other benchmark of training builds its model, times its steps and counts i
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import WindowLoader
@@ -45,18 +45,6 @@ def time_epochs(experiment: Experiment, epochs: int) -> list[float]:
     return [trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(epochs)]
 
 
-def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a function that makes one training step with a batch.
-
-    Args:
-        trainer: the trainer, whose optimiser takes the step.
-        loss: function of a batch that returns its loss.
-    """
-    # The watch raises an error at a loss that is not finite, which names the number of the step.
-    watch, numbers = LossWatch(0, trainer.learning_rate), itertools.count()
-    return lambda batch: trainer._step(loss, batch, watch, next(numbers))
-
-
 def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
     """Train an epoch, and yield each of its batches after the step that it was used in.
 
@@ -67,11 +55,13 @@ def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
     trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
     trainer.model.train()
     loader.set_epoch(0)
-    step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))
+    loss = trainer.adapter.choose_loss(loader.packed)
+    # The watch raises an error at a loss that is not finite, which names the number of the step.
+    watch = LossWatch(0, trainer.learning_rate)
     keeping = trainer.keep_item_gradient()
     with trainer.precision.rounded_products(), keeping as trainer.kept_gradient:
-        for batch in loader.iterate_batches(trainer.device):
-            step(batch)
+        for number, batch in enumerate(loader.iterate_batches(trainer.device)):
+            trainer._step(loss, batch, watch, number)
             yield batch
 
 
@@ -146,7 +136,7 @@ def epoch_flops(
     return float(6 * (layers * per_layer + loader.num_targets * d * items))
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:
+def peak_flops(device: torch.device | str, dtype: torch.dtype, n: int) -> float:
     """Return the operations a second of a product of two [n, n] matrices, the fastest of 5 times.
 
     Args:
@@ -155,39 +145,16 @@ def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:
         n: their size.
     """
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / min(mean_seconds(lambda: a @ b, 10, device) for _ in range(5))
+    return 2 * n**3 / min(mean_seconds(lambda: a @ b, 10) for _ in range(5))
 
 
-def mean_seconds(call: Callable[[], Any], times: int, device: torch.device) -> float:
-    """Return the mean time of several calls, until a GPU has finished their work.
-
-    Args:
-        call: what to call.
-        times: number of calls.
-        device: where it computes.
-    """
-    synchronise(device)
-    started = time.perf_counter()
-    for _ in range(times):
-        call()
-    synchronise(device)
-    return (time.perf_counter() - started) / times
+def mean_seconds(call: Callable[[], Any], times: int) -> float:
+    """Return the mean time of several calls, until a GPU has finished their work."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return float(timer.timeit(times).mean)
 
 
 def synchronise(device: torch.device) -> None:
     """Wait until a GPU has finished; do nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def reset_peak(device: torch.device) -> float:
-    """Start to count the peak of GPU memory anew, and return the GB in use; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0.0
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device) / 2**30
-
-
-def peak_memory(device: torch.device) -> float:
-    """Return the peak of GPU memory in GB since :func:`reset_peak`; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0

@@ -39,7 +39,7 @@ COLORS = {
     INCONCLUSIVE: "#7F7F7F",
 }
 _TABLE = re.compile(r"(<!-- begin claims: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-_FARTHEST = 30.0  # percent in the picture; what lies beyond is an arrow
+_FARTHEST = 30.0  # percent in the picture, beyond which it is cut off
 
 
 class Measured(NamedTuple):
@@ -294,8 +294,13 @@ def draw(papers: Mapping[str, Sequence[Test]], file: Path) -> None:
         figure = Figure(figsize=(9.0, 1.0 + 0.21 * len(rows)), layout="constrained")
         axis = figure.subplots()
         for place, test in enumerate(rows):
-            if not isinstance(test, str):
-                _draw_test(axis, place, test)
+            if isinstance(test, str):
+                continue
+            color = next(color for name, color in COLORS.items() if test.verdict.startswith(name))
+            found, effects = test.measured, test.effects
+            ends = [[found.difference - found.low], [found.high - found.difference]]
+            axis.errorbar(found.difference, place, xerr=ends, fmt="o", color=color, markersize=5)
+            axis.plot(effects, [place] * len(effects), "D", color="black", mfc="none", markersize=4)
         axis.axvline(0, color="black", linewidth=0.8)
         names = [x if isinstance(x, str) else f"{x.claim}: {x.data}" for x in rows]
         axis.set_yticks(range(len(rows)), names)
@@ -303,7 +308,7 @@ def draw(papers: Mapping[str, Sequence[Test]], file: Path) -> None:
             label.set_fontweight("bold" if isinstance(row, str) else "normal")
         axis.tick_params(axis="y", length=0)
         axis.set_ylim(len(rows) - 0.4, -0.6)
-        axis.set_xlim(-_FARTHEST - 1, _FARTHEST + 1)
+        axis.set_xlim(-_FARTHEST, _FARTHEST)
         axis.set_xlabel("difference in percent; to the right the claim is supported")
         for name, color in COLORS.items():
             axis.plot([], [], "o-", color=color, label=name, markersize=5)
@@ -312,30 +317,6 @@ def draw(papers: Mapping[str, Sequence[Test]], file: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right", "left"]].set_visible(False)
         figure.savefig(file, dpi=130)
-
-
-def _draw_test(axis: Any, place: int, test: Test) -> None:
-    """Draw a test in its line: interval, difference, and the paper's differences.
-
-    What lies beyond the picture is cut off there, and has an arrow.
-
-    Args:
-        axis: axes of matplotlib.
-        place: number of the line, from the top.
-        test: the test.
-    """
-    color = next(color for name, color in COLORS.items() if test.verdict.startswith(name))
-    ends = (test.measured.low, test.measured.high)
-    low, high = (min(max(end, -_FARTHEST), _FARTHEST) for end in ends)
-    axis.plot([low, high], [place, place], color=color, linewidth=1.4)
-    for end, drawn in zip(ends, (low, high), strict=True):
-        if end != drawn:
-            axis.plot(drawn, place, ">" if end > 0 else "<", color=color, markersize=5)
-    if abs(test.measured.difference) <= _FARTHEST:
-        axis.plot(test.measured.difference, place, "o", color=color, markersize=5)
-    axis.plot(
-        test.effects, [place] * len(test.effects), "D", color="black", mfc="none", markersize=4
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

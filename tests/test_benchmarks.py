@@ -31,12 +31,16 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_section_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
 
-    page = (gpu.RESULTS / "gpu.md").read_text("utf-8")
+    monkeypatch.setattr(gpu, "PRODUCT", 256)
     monkeypatch.setattr(gpu, "PRECISIONS", ("bf16",))
-    for name in gpu.SECTIONS:
-        rows = gpu.measure(name, True)
-        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}, name
-        assert f"<!-- begin {name} -->" in page and f"<!-- end {name} -->" in page
+    monkeypatch.setattr(gpu.torch.cuda, "reset_peak_memory_stats", lambda: None)
+    size = gpu.Size(40, 900, 15, whole=1, length=20, d=16, layers=1, batch=8)
+    options = {"hidden_size": 8, "n_layers": 1, "MAX_ITEM_LIST_LENGTH": 10, "epochs": 1}
+    tables = [gpu.epochs((size,), "precision", ["bf16"]), gpu.million(500, 64, 8)]
+    for rows in map(list, [*tables, gpu.precisions(1, options)]):
+        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}
+    page = (gpu.RESULTS / "gpu.md").read_text("utf-8")
+    assert all(f"<!-- begin {name} -->" in page for name in gpu.SECTIONS)
 
 
 def test_training_of_a_toolkit_ends_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
@@ -73,15 +77,16 @@ def test_a_cell_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(scale, "run_alone", lambda function, *args: function(*args))
     monkeypatch.setattr(scale.resource, "setrlimit", lambda *_: None)
     cell = scale.Cell("PosSASRec, SCE", events=3000, items=70, length=10, each=30)
-    found = scale.run(cell, tmp_path, 0.01)
+    monkeypatch.setattr(scale, "SECONDS", 0.01)
+    found = scale.run(cell, tmp_path)
     assert found.keys() == scale.FIGURES.keys() and all(x > 0 for x in found.values())
 
     def too_large(*given: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
 
     monkeypatch.setattr(scale, "measure", too_large)
-    assert scale.run(cell, tmp_path, 0) == {}
-    figures = [(cell, {}) for cell in scale.list_cells(5_000_000)]
+    assert scale.run(cell, tmp_path) == {}
+    figures = [(cell, {}) for cell in scale.list_cells()]
     assert "| PosRec | 2,000 (stopped at its limit) |" in scale.tabulate(figures, "length")
 
 

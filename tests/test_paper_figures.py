@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import shop
 import torch
 from conftest import load_script
 from schemes import shake
@@ -147,46 +146,3 @@ def test_attention_of_a_study_and_of_a_run(script, trained, tmp_path: Path, caps
     pd.DataFrame(runs).to_csv(tmp_path / "runs.csv")
     attention.main([str(tmp_path), *limits])
     assert "± 0.00" in capsys.readouterr().out
-
-
-# --- AttrFormer, W^R of equation 8 ---
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shop.write(tmp_path_factory.mktemp("shop"), shop.tables())
-
-
-@torch.no_grad()
-def test_use_of_relations_equals_loops(script, folder: Path, double) -> None:
-    """What a relation adds is what is missing without it."""
-    made = shop.open_shop(folder)
-    model, rows = shop.shaken(made), shop.all_windows(made)
-    found = script("attrformer/relations").measure(model, rows)
-    order, (brand, *_), _ = shop.find(model, rows)
-    is_other = order.user[brand.reader] != order.user[brand.source]
-    shares = len(brand.value) / len(order), np.mean(is_other)
-    assert found.iloc[0][["read", "others"]].tolist() == pytest.approx(shares)
-    batch = model.gather(rows, None, model.lookup)
-    x = model.position_embedding(model.item_embedding(batch.items), batch)
-    for number, layer in enumerate(model.trm_encoder.layer, 1):
-        block = layer.multi_head_attention
-        normed = block.LayerNorm(x)
-        full, mix = block.attention(normed, batch), block.relation_mix.clone()
-        assert found[f"W^R, layer {number}"].tolist() == mix.tolist()
-        block.relation_mix.zero_()
-        alone = block.attention(normed, batch)
-        for relation, added in enumerate(found[f"adds, layer {number}"]):
-            block.relation_mix.copy_(mix)
-            block.relation_mix[relation] = 0
-            missing = full - block.attention(normed, batch)
-            assert added == pytest.approx(float(missing.norm() / alone.norm()))
-        block.relation_mix.copy_(mix)
-        x = layer(x, batch)
-
-
-def test_relations_of_a_run(script, folder: Path, tmp_path: Path, capsys) -> None:
-    shop.train(folder, tmp_path, epochs=1)
-    script("attrformer/relations").main([str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert "brand" in printed and "gate of layer 1" in printed

@@ -36,11 +36,11 @@ class Job:
     attention_dropout: float = 0.2
     learning_rate: float = 1e-3
     negatives: int = 0  # items that each target is compared with; 0 for all items
-    threads: int = 2
+    threads: int = 1
     seed: int = 2024
-    warmup_seconds: float = 30.0
-    min_seconds: float = 10.0
-    max_seconds: float = 1e9
+    warmup_seconds: float = 5.0
+    min_seconds: float = 5.0
+    max_seconds: float = 12.0
 
     @classmethod
     def read(cls) -> Job:
