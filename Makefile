@@ -74,7 +74,7 @@ bench: $(VENV)/installed  ## speed against RecBole; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
-	$(BIN)/python benchmarks/peers.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/peers.py
 
 toolkits: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## models of RecTools, RePlay and implicit on ml-100k beside PosSASRec; writes results/toolkits.md
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/toolkits.py $(ARGS)

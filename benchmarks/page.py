@@ -10,9 +10,12 @@ import argparse
 import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +61,27 @@ def run_alone(function: Callable[..., Run], *args: Any) -> Run:
         result = pool.submit(function, *args).result()
     print(*args, json.dumps(result), flush=True)
     return result
+
+
+def run_worker(venv: str, module: str, task: Any, *flags: str) -> str:
+    """Run a worker in the virtual environment of a library, and return what it prints.
+
+    If it fails, its error is shown, and the benchmark ends with a ``CalledProcessError``.
+
+    Args:
+        venv: name of the environment, which the Makefile makes; empty for that of this process.
+        module: module in ``peer_workers``.
+        task: what it has to do, an object of a dataclass.
+        flags: further arguments.
+    """
+    python = HERE.parent / f".venv-{venv}" / "bin" / "python" if venv else sys.executable
+    command = [python, "-m", f"peer_workers.{module}", json.dumps(asdict(task)), *flags]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=HERE, env=environment, stdout=subprocess.PIPE, check=True, text=True
+    )
+    print(done.stdout, flush=True)
+    return done.stdout
 
 
 def _set_threads(number: int) -> None:

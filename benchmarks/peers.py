@@ -11,9 +11,6 @@ peers into ``results/tables/``.
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -24,11 +21,10 @@ from typing import Any
 
 import pandas as pd
 from data import count_targets, long_histories, ml_100k, short_histories, training_events
-from page import HERE, RESULTS, in_turns, machine, replace_section, table
+from page import RESULTS, in_turns, machine, replace_section, run_worker, table
 from peer_workers.common import Job
 
 Runs = list[dict[str, Any]]  # what a worker prints, of each run of a side
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -66,13 +62,7 @@ class Side:
     flags: tuple[str, ...] = ()
     settings: tuple[tuple[str, Any], ...] = ()
 
-    @property
-    def python(self) -> Path:
-        """The interpreter of its environment, which ``make bench-peers`` makes."""
-        return HERE.parent / f".venv-{self.venv}" / "bin" / "python" if self.venv else OUR_PYTHON
 
-
-OUR_PYTHON = Path(sys.executable)
 CASES = (
     Case("ml-100k, L=50", ml_100k, 50, 2.0),
     Case("ml-100k, L=200", ml_100k, 200, 2.0),
@@ -109,25 +99,10 @@ def make_job(case: Case, folder: Path) -> Job:
     return Job(str(file), case.length, targets=count_targets(events, case.length))
 
 
-def run_worker(side: Side, job: Job, folder: Path) -> dict[str, Any]:
-    """Train one side in a process of its own, and return what it has measured.
-
-    If it fails, the benchmark ends with its error.
-
-    Args:
-        side: the library.
-        job: data, settings and times.
-        folder: folder for the file that tells the worker its job.
-    """
-    file = folder / "job.json"
-    job.write(file)
-    environment = os.environ | {name: str(job.threads) for name in THREAD_VARIABLES}
-    environment |= {"PYTHONPATH": str(HERE.parent), "CUDA_VISIBLE_DEVICES": ""}
-    command = [str(side.python), "-m", f"peer_workers.{side.module}", str(file), *side.flags]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{shlex.join(command)}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def measure(side: Side, job: Job) -> dict[str, Any]:
+    """Train one side in a process of its own, and return what it has measured."""
+    printed = run_worker(side.venv, side.module, job, *side.flags)
+    return json.loads(printed.splitlines()[-1])
 
 
 def describe(job: Job, sides: Iterable[tuple[Side, Runs]]) -> str:
@@ -142,7 +117,7 @@ def describe(job: Job, sides: Iterable[tuple[Side, Runs]]) -> str:
         f"feed-forward {job.inner_size}, dropout {job.dropout:g}, on attention weights "
         f"{job.attention_dropout:g}, cross-entropy over all items where no negatives are named, "
         f"the peer's activation, {job.batch_size} sequences a batch, Adam with learning rate "
-        f"{job.learning_rate:g}, float32, cpu, {machine(job.threads)}."
+        f"{job.learning_rate:g}, float32, cpu, {machine(1)}."
     )
     versions = {  # without settings, each once
         side.title.partition(",")[0]: ", ".join(map(" ".join, runs[0]["versions"].items()))
@@ -205,8 +180,7 @@ def main() -> None:
             for settings in dict.fromkeys(peer.settings for peer in PEERS):
                 alike = [peer for peer in PEERS if peer.settings == settings]
                 own_job = replace(job, **dict(settings))
-                measure = partial(run_worker, job=own_job, folder=Path(folder))
-                runs = in_turns((OURS, *alike), REPEATS, measure)
+                runs = in_turns((OURS, *alike), REPEATS, partial(measure, job=own_job))
                 measured |= runs
 
                 for peer in alike:

@@ -9,14 +9,11 @@ that are there are not made again, so a stopped call goes on where it was.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from page import HERE, RESULTS, parse_options, replace_section, table
+from page import HERE, RESULTS, parse_options, replace_section, run_worker, table
 from peer_workers.lists import Task
 from training import time_steps
 
@@ -61,10 +58,8 @@ def train(file: Path, split: Path, config: PosConfig) -> None:
     limits = config["epochs"], config["stopping_step"]
     settings = ours if whose == "ours" else {}
     task = Task(str(split), str(file), model, int(seed), settings, *limits)
-    python = str(HERE.parent / f".venv-{toolkit}" / "bin" / "python")
-    command = [python, "-m", f"peer_workers.{toolkit}_lists", json.dumps(asdict(task))]
     print(f"{file.stem}:", flush=True)
-    subprocess.run(command, cwd=HERE, check=True)
+    run_worker(toolkit, f"{toolkit}_lists", task)
 
 
 def time_epoch(config: PosConfig) -> float:

@@ -118,12 +118,6 @@ def test_one_wrong_cell_hides_no_other(right: Any, wrong: Any) -> None:
     assert (found[:-1] == MOMENT).all() and np.isnan(found[-1])
 
 
-def test_nearly_numbers_are_noted(tmp_path: Path) -> None:
-    for cells, is_noted in (([*map(str, range(30)), "n/x"], True), (["1,5", "2", "x"], False)):
-        kind, _, notes = convert(tmp_path, cells)
-        assert (kind, bool(notes)) == ("token", is_noted)
-
-
 def test_whole_numbers_that_no_float_holds_stay_apart(tmp_path: Path) -> None:
     cells = ["1234567890123456789", "1234567890123456790"]
     assert convert(tmp_path, cells)[:2] == ("token", cells)

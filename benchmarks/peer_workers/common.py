@@ -7,9 +7,8 @@ import logging
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class Job:
     attention_dropout: float = 0.2
     learning_rate: float = 1e-3
     negatives: int = 0  # items that each target is compared with; 0 for all items
-    threads: int = 1
     seed: int = 2024
     warmup_seconds: float = 5.0
     min_seconds: float = 5.0
@@ -44,19 +42,14 @@ class Job:
 
     @classmethod
     def read(cls) -> Job:
-        """Return the job named on the command line; silence the process and pin its threads."""
-        job = cls(**json.loads(Path(sys.argv[1]).read_text()))
+        """Return the job that the command line has as json, and silence the process."""
+        job = cls(**json.loads(sys.argv[1]))
         warnings.filterwarnings("ignore")
         logging.disable(logging.WARNING)
         import torch
 
-        torch.set_num_threads(job.threads)
         torch.manual_seed(job.seed)
         return job
-
-    def write(self, file: Path) -> None:
-        """Write the job for :meth:`read`."""
-        file.write_text(json.dumps(asdict(self)))
 
 
 class Clock:

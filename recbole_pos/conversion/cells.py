@@ -35,7 +35,6 @@ _SEQUENCE_SEPARATORS = (r"\|", r"\s+", ",")  # of the values in a cell of text, 
 _MAX_CONTRADICTIONS = 0.1
 # A field of names is of no use if so many rows have one, and more than this share of them another.
 _UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
-_MAX_WRONG = 0.1  # of the different cells may be no number for a note on them
 
 
 @dataclass(frozen=True)
@@ -76,17 +75,6 @@ class Cells:
     def __getitem__(self, rows: np.ndarray) -> Cells:
         """Return the cells of some rows."""
         return replace(self, codes=self.codes[rows])
-
-    def count(self, is_counted: pa.Array) -> int:
-        """Return how many cells of the column hold one of some texts.
-
-        Args:
-            is_counted: [different cells] bool: for each of ``texts``, the different texts of the
-                column, whether its cells are counted.
-        """
-        # the first of ``texts`` has the code 1, as 0 is the code of a missing cell
-        counted_codes = 1 + np.flatnonzero(is_counted)
-        return int(np.isin(self.codes, counted_codes).sum())
 
     def as_kind(self, kind: str, *notes: str) -> Cells:
         """Return the same cells with a kind and further notes; empty notes are left out."""
@@ -220,7 +208,7 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
 def _remove_missing_words(cells: Cells, words: Sequence[str]) -> Cells:
     """Empty the cells of a column that hold a word for a missing value, such as NaN.
 
-    The result has a note for the report, such as "12 cells 'NaN', 'null' read as missing".
+    The result has a note for the report, such as "'NaN', 'null' read as missing".
 
     Args:
         cells: the column, as codes of its different ``texts``.
@@ -229,8 +217,7 @@ def _remove_missing_words(cells: Cells, words: Sequence[str]) -> Cells:
     # which of the different texts are such words, and up to four of these for the note
     is_missing = pc.is_in(cells.texts, pa.array([word for word in words if word]))
     examples = ", ".join(map(repr, cells.texts.filter(is_missing).to_pylist()[:4]))
-    # ``count`` returns how many cells of the column have one of these texts
-    note = f"{cells.count(is_missing):,} cells {examples} read as missing" if examples else ""
+    note = f"{examples} read as missing" if examples else ""
 
     # ``recode`` gives the cells new texts: an empty one makes a cell missing, and equal ones, such
     # as the "0" of 0.0 and of -0.0, get one code.
@@ -324,8 +311,7 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     # All values are numbers: a float, unless that would change one. Those of 16 digits or more
     # (_MANY_DIGITS) may be beyond 2^53, up to which float64 has every whole number.
     numbers = read_numbers(values, decimal)
-    is_wrong = np.isnan(numbers)
-    if not is_wrong.any():
+    if not np.isnan(numbers).any():
         is_long = pc.match_substring_regex(values, _MANY_DIGITS)
         if (np.abs(numbers[is_long]) >= 2**53).any():
             return cells.as_kind("token", "text, as a float would be another number")
@@ -337,11 +323,7 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
         if not np.isnan(seconds).any():
             return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
 
-    # Otherwise text. If nearly all (all but _MAX_WRONG, a tenth) are numbers, the user may want to
-    # correct the few that are not.
-    is_near = is_wrong.sum() <= _MAX_WRONG * len(values)
-    note = f"text, as {_describe_wrong(values, is_wrong)}" if is_near else ""
-    return cells.as_kind("token", note)
+    return cells.as_kind("token")  # text
 
 
 def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
@@ -364,9 +346,12 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
         return cells.as_kind(kind)
     if kind == "float":
         numbers = read_numbers(cells.texts, decimal)
-        if np.isnan(numbers).any():
-            wrong = _describe_wrong(cells.texts, np.isnan(numbers))
-            raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
+        wrong = cells.texts.filter(pa.array(np.isnan(numbers)))
+        if len(wrong):
+            raise UsageError(
+                f"type: {column}=float: {len(wrong):,} of {cells.different:,} different cells are "
+                f"no number, such as {shown(wrong[0].as_py())}; correct them or take token"
+            )
         return cells.recode(format_numbers(numbers), kind)
 
     # A sequence: its values stand in one text, with INNER, a control character, between them. Lists
@@ -415,11 +400,10 @@ def read_ids(cells: Cells) -> Cells:
     if not pc.any(is_float).as_py() or pc.any(has_decimals).as_py():
         return cells
 
-    # Cut off the two characters ".0", and note how many cells that concerns.
+    # Cut off the two characters ".0".
     texts = pc.if_else(is_float, pc.utf8_slice_codeunits(cells.texts, 0, -2), cells.texts)
     example = cells.texts.filter(is_float)[0].as_py()
-    note = f"{cells.count(is_float):,} cells such as {example} read as {example[:-2]}"
-    return cells.recode(texts, cells.kind, note)
+    return cells.recode(texts, cells.kind, f"ids such as {example} read as {example[:-2]}")
 
 
 def _any_match(values: pa.Array, regex: str) -> bool:
@@ -446,19 +430,6 @@ def read_numbers(texts: pa.Array, decimal: str) -> np.ndarray:
         texts = pc.if_else(has_point, null, pc.replace_substring(texts, decimal, "."))
     texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, null)
     return texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-
-
-def _describe_wrong(values: pa.Array, is_wrong: np.ndarray) -> str:
-    """Return a sentence about the values of a column that are no numbers, with an example.
-
-    Args:
-        values: [n] different values.
-        is_wrong: [n] bool, true for at least one that is no number.
-    """
-    example = values[int(np.flatnonzero(is_wrong)[0])].as_py()[:60]
-    return (
-        f"{is_wrong.sum():,} of {len(values):,} different cells are no number, such as {example!r}"
-    )
 
 
 def explain_useless(cells: Cells) -> str:
