@@ -29,7 +29,6 @@ TIME: dict[str, dict[str, Any]] = {
     },
     "to_rope, early, all learned": {"position": ["to_rope"], "fusion": "early", **LEARNED},
     "hstu": {"position": ["hstu"]},
-    "block: hstu": {"position": ["hstu"], "block": "hstu"},
     "learned + time_learned": {"position": ["learned", "time_learned"]},
 }
 TIME = {name: {**options, "n_heads": 2} for name, options in TIME.items()}

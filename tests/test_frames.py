@@ -9,6 +9,7 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -220,36 +221,18 @@ def test_runs_of_other_data_are_not_compared(tmp_path: Path) -> None:
         rp.compare([first.folder.path, other.folder.path], run_dir=tmp_path / "y", verbose=False)
 
 
-class Notes(rp.Callback):
-    """Writes down what it is called with, and ends training after the first epoch."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_start(self, experiment: Any) -> None:
-        self.seen.append(experiment.config["model"])
-
-    def on_step(self, step: int, loss: torch.Tensor) -> None:
-        self.seen.append(("step", step, bool(torch.as_tensor(loss).isfinite())))
-
-    def on_validation(self, epoch: int, metrics: dict[str, float]) -> None:
-        self.seen.append(("validation", epoch, sorted(metrics)[0]))
-
-    def on_epoch(self, epoch: dict[str, Any]) -> bool:
-        self.seen.append(("epoch", epoch["epoch"]))
-        return True
-
-    def on_end(self, experiment: Any, result: Any) -> None:
-        self.seen.append(("end", result.epochs))
-
-
 def test_callbacks(fitted: rp.Recommender, tmp_path: Path) -> None:
-    notes, data = Notes(), fitted.resources[0]
-    given = {**SHORT, "epochs": 9, "callbacks": [notes], "run_dir": tmp_path}
-    model = rp.fit("PosSASRec", data, **given)
-    steps = [("step", n + 1, True) for n in range(len(model.loaders["train"]))]
-    after = [("validation", 0, "hit@5"), ("epoch", 0), ("end", 1)]
-    assert notes.seen == ["PosSASRec", *steps, *after]
+    """This one ends the training after the first epoch."""
+    answers = {"on_validation.return_value": None, "on_epoch.return_value": True}
+    callback, data = Mock(spec=rp.Callback, **answers), fitted.resources[0]
+    given = {**SHORT, "epochs": 9, "callbacks": [callback], "run_dir": tmp_path}
+    num_steps = len(rp.fit("PosSASRec", data, **given).loaders["train"])
+    called = [name for name, _, _ in callback.method_calls]
+    assert called == ["on_start", *["on_step"] * num_steps, "on_validation", "on_epoch", "on_end"]
+    assert [call.args[0] for call in callback.on_step.mock_calls] == [*range(1, num_steps + 1)]
+    epoch, metrics = callback.on_validation.call_args.args
+    assert epoch == callback.on_epoch.call_args.args[0]["epoch"] == 0 and "hit@5" in metrics
+    assert callback.on_end.call_args.args[1].epochs == 1
     assert rp.run(resume=tmp_path, verbose=False).epochs == 1  # it was ended, not interrupted
 
 

@@ -51,12 +51,6 @@ def insert(rng: random.Random, data: bytes) -> bytes:
     return data[:at] + rng.choice([*BYTES, data[at : at + size]]) + data[at:]
 
 
-def encode(rng: random.Random, data: bytes) -> bytes:
-    """Text in another encoding."""
-    encoding = rng.choice(["utf-16", "utf-16-le", "cp1252", "utf-32", "utf-7"])
-    return data.decode("utf-8", "replace").encode(encoding, "replace")
-
-
 def cut_out(rng: random.Random, data: bytes) -> bytes:
     """A few bytes, or all that follow."""
     at = rng.randrange(len(data) + 1)
@@ -84,7 +78,7 @@ def change_line_ends(rng: random.Random, data: bytes) -> bytes:
     return codecs.BOM_UTF8 + data.replace(b"\n", rng.choice([b"\r\n", b"\r", b"\n\n"]))
 
 
-DAMAGES = [flip, insert, encode, cut_out, change_lines, change_line_ends, *[set_cell] * 4]
+DAMAGES = [flip, insert, cut_out, change_lines, change_line_ends, *[set_cell] * 4]
 
 
 def damage_files(rng: random.Random) -> dict[str, bytes]:
