@@ -123,7 +123,7 @@ def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
 
 def test_blocks_of_json_count_on(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken rows are numbered through all blocks, and a number beyond 64 bits is no float."""
-    monkeypatch.setattr("recbole_pos.conversion.reading._BLOCK_BYTES", 100)
+    monkeypatch.setattr("recbole_pos.tables.engine.BLOCK_BYTES", 100)
     rows = [json.dumps({"user": 2**64 + n, "item": "a", "time": NOW + n}) for n in range(9)]
     rows[2] = rows[6] = "{"
     assert run("\n".join(rows) + "\n", "--max_lost=0.5", name="log.jsonl") == 0
