@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recbole_pos.layers.attention import Dropout, masked_attention
 from recbole_pos.layers.forward import BlockOptions, MultiHeadAttention, TransformerEncoder
-from recbole_pos.layers.gated_blocks import BLOCKS
+from recbole_pos.layers.gated_blocks import build_layer
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, replaces_attention
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import Compose, build_schemes
@@ -142,7 +142,7 @@ class Stack(torch.nn.Module):
         self.needs_time, self.first = schemes.needs_time, schemes.input
         options = block(norm=norm)
         self.layers = TransformerEncoder(
-            BLOCKS[kind](options, schemes.attention()) for _ in range(2)
+            build_layer(kind, options, schemes.attention()) for _ in range(2)
         )
         shake(self)
 

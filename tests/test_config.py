@@ -115,7 +115,7 @@ def test_sources_are_merged(tmp_path: Path, opened) -> None:
     file = tmp_path / "ml-100k" / "ml-100k.yaml"
     file.write_text(
         "eval_args: {split: {RS: [8, 1, 1]}}\nposition: [parec]\nepochs: 3\n"
-        "feature_fusion: concat_mlp\n"  # for other models; nothing reads it here
+        "item_vectors_whiten: True\n"  # for other models; nothing reads it here
         "for: {PARec: {n_layers: 3}}\n"
     )
     data = {"data_path": str(tmp_path)}

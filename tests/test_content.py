@@ -19,7 +19,7 @@ import recbole_pos
 from recbole_pos.data.item_vectors import read_new_vectors, read_vectors, to_file
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import RunFolder, read_result
+from recbole_pos.experiment.folder import RunFolder
 
 SIZE = 5
 USES = ("add", "replace")
@@ -192,7 +192,7 @@ def test_init_starts_at_the_principal_components(
     raw = np.random.default_rng(1).normal(size=(len(NAMES), size)) @ np.diag(1.3 ** np.arange(size))
     raw = raw.astype("f4")
     options = {"item_vectors": write_npy(tmp_path, NAMES, raw), "item_vectors_whiten": whiten}
-    made = build(data, item_vectors_use="init", item_vectors_train=False, **options)
+    made = build(data, item_vectors_use="init", **options)
     table, names = made.model.item_embedding, made.dataset.field2id_token["item_id"]
     content = np.stack([raw[NAMES.index(name)].astype(float) for name in names[1:]])
     trained, kept = made.dataset.popularity[1:] > 0, min(size, 16)
@@ -205,18 +205,15 @@ def test_init_starts_at_the_principal_components(
         components = centred @ (axes.T * scale)
         want = components[:, :kept] if size != 16 else components @ axes
         want *= 0.02 / want[trained].std()
-    found = table.weight[1:, :kept].numpy()
+    found = table.weight.detach()[1:, :kept].numpy()
     signs = np.sign((found * want).sum(0)) if size != 16 else 1
     np.testing.assert_allclose(found, want * signs, rtol=1e-4, atol=1e-6)
-    assert not table.weight.requires_grad and not table.parts
     assert kept == 16 or 0.01 < table.weight[1:, kept:].std() < 0.03
 
 
-@pytest.mark.parametrize("names", [COLD, ["i0", *COLD]], ids=len)
-def test_init_from_content_that_hardly_an_item_of_training_has(
-    data: Path, tmp_path: Path, names: list[str]
-) -> None:
+def test_init_from_content_that_one_item_of_training_has(data: Path, tmp_path: Path) -> None:
     """Principal components are then as large as fresh vectors all the same, not NaN or 1e10."""
+    names = ["i0", *COLD]
     options = {"item_vectors": write_npy(tmp_path, names, vectors(names))}
     made = build(data, item_vectors_use="init", **options)
     known = np.isin(made.dataset.field2id_token["item_id"], COLD)
@@ -237,10 +234,11 @@ def test_models_and_losses_learn_from_content(
     data: Path, file: str, model_name: str, options: dict[str, Any]
 ) -> None:
     """And of a loss nothing reaches items without a training interaction."""
-    options = {**options, "item_vectors": file, "item_vectors_train": True}
-    made = build(data, model_name, **CROSS_ENTROPY.get(model_name, {}), **options)
+    options = {**CROSS_ENTROPY.get(model_name, {}), **options, "item_vectors": file}
+    made = build(data, model_name, **options)
+    content = made.model.item_embedding.parts["content"].values.requires_grad_()
     made.model.train().window_loss(next(iter(made.loaders["train"]))).backward()
-    grad = made.model.item_embedding.parts["content"].values.grad
+    grad = content.grad
     cold = made.dataset.popularity == 0
     assert cold.sum() == 1 + len(COLD) and not grad[cold].any()
     assert grad[~cold].any(1).sum() > 20
@@ -292,16 +290,11 @@ def test_new_items_without_attributes_are_refused_as_a_whole(tmp_path: Path, fil
     pd.testing.assert_frame_equal(trained.recommend(histories=[["i3", "i4"]]), before)
 
 
-@pytest.mark.parametrize("use", ["init", "add"])
-def test_a_resumed_run_keeps_what_is_fixed_and_where_it_came_from(
-    data: Path, file: str, tmp_path: Path, use: str
-) -> None:
-    """Its configuration still names the vectors, so that it repeats the run."""
-    options = {"item_vectors": file, "item_vectors_use": use, "item_vectors_train": False}
+def test_a_resumed_run_still_names_its_vectors(data: Path, file: str, tmp_path: Path) -> None:
+    """So that its configuration repeats the run."""
+    options = {"item_vectors": file, "item_vectors_use": "init"}
     folder = RunFolder(train(data, tmp_path / "run", "PosSASRec", **options))
     begun = folder.read_config()
     assert begun["item_vectors"] == file
-    parameters = read_result(folder).parameters
-    result = recbole_pos.run(resume=folder.path, epochs=2, verbose=False)
-    assert (result.epochs, result.parameters) == (2, parameters)
+    recbole_pos.run(resume=folder.path, epochs=2, verbose=False)
     assert folder.read_config() == {**begun, "epochs": 2}

@@ -60,27 +60,6 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
     return {**SIZES, **base, **FEATURES, **more}
 
 
-def test_numerical_features_change_nothing_here(tmp_path: Path) -> None:
-    """Pairs of a number and 1 are for RecBole's models only, also on data that have grown."""
-    made, found = shop.tables(), []
-    later = made["inter"][:3].assign(**{"timestamp:float": 1.6e9, "stars:float": ["", "3.0", ""]})
-    grown = {**made, "inter": pd.concat([made["inter"], later])}
-    for name, numerical in (("plain", []), ("pairs", ["stars", "price"])):
-        run = tmp_path / name / "run"
-        data = str(shop.write(run.parent, made))
-        given = {"item_features": ["price"], "event_features": ["stars"], "user_features": None}
-        given = {"load_col": shop.LOAD, "numerical_features": numerical, "epochs": 1, **given}
-        given = {**options(Path(data)), **given}
-        recbole_pos.run("PosSASRec", "shop", None, given, run_dir=run, verbose=False)
-        shop.write(run.parent, grown)
-        found.append(recbole_pos.Recommender.load(run).recommend(users=["u1", "u2"], k=5))
-        recbole_pos.update(run, {"epochs": 1}, run_dir=run.parent / "new", verbose=False)
-        loaded = recbole_pos.Recommender.load(run.parent / "new")
-        found.append(loaded.recommend(users=["u1", "u2"], k=5))
-    pd.testing.assert_frame_equal(found[0], found[2])
-    pd.testing.assert_frame_equal(found[1], found[3])
-
-
 def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:
     """A configuration on the shop, with sizes as far as the model has them."""
     given = {key: value for key, value in options(folder).items() if key not in SIZES}
@@ -125,19 +104,9 @@ def vector(embed: Any, cell: Any, ids: dict[str, int] | None, column: np.ndarray
     return embed.linear.weight @ torch.tensor(waves) / scale + embed.linear.bias
 
 
-def fuse(fusion: Any, x: Tensor, vectors: list[Tensor]) -> Tensor:
-    if fusion.mlp is None:
-        return x + sum(vectors)
-    inner, _, outer = fusion.mlp
-    hidden = inner.weight @ torch.cat((x, *vectors)) + inner.bias
-    hidden = torch.tensor([h * (1 + math.erf(h / math.sqrt(2))) / 2 for h in hidden.tolist()])
-    return x + outer.weight @ hidden + outer.bias
-
-
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("fusion", ["sum", "concat_mlp"])
-def test_vectors_of_items_and_of_interactions(made: Callable, fusion: str) -> None:
-    experiment = made(feature_fusion=fusion)
+def test_vectors_of_items_and_of_interactions(made: Callable) -> None:
+    experiment = made()
     model, dataset = experiment.model, experiment.dataset
     cells, ids = shop.Cells(dataset, tables()), dataset.field2token_id
 
@@ -159,8 +128,7 @@ def test_vectors_of_items_and_of_interactions(made: Callable, fusion: str) -> No
     part, own = model.item_embedding.parts["features"], model.item_embedding.weight
     wanted = [torch.zeros(8)]
     for item in range(1, dataset.item_num):
-        vectors = compute_vectors(part.fields, {"item": item})
-        wanted.append(fuse(part.fusion, own[item], vectors))
+        wanted.append(own[item] + sum(compute_vectors(part.fields, {"item": item})))
     table = torch.stack(wanted)
     loader = experiment.loaders["train"]
     numbers = np.concatenate(loader._get_batches())
@@ -171,10 +139,8 @@ def test_vectors_of_items_and_of_interactions(made: Callable, fusion: str) -> No
     windows, events = loader.windows, model.event_features
     rows = [e for w in numbers for e in range(windows.start[w], windows.end[w])]
     for place, row in enumerate(rows):
-        vectors = compute_vectors(
-            events.fields, {"inter": row, "user": int(dataset.log.users[row])}
-        )
-        want = fuse(events.fusion, table[batch.items[place]], vectors)
+        numbers_of = {"inter": row, "user": int(dataset.log.users[row])}
+        want = table[batch.items[place]] + sum(compute_vectors(events.fields, numbers_of))
         torch.testing.assert_close(found[place], want, rtol=1e-6, atol=1e-6)
 
 
@@ -303,7 +269,6 @@ WEB = {"channel": ["web"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"event_features": ["brand"]}, "item_features"),
     ("PosSASRec", {"normalize_field": ["price"]}, "normalize_field"),
-    ("PosSASRec", {**dict.fromkeys(FEATURES), "feature_fusion": "concat_mlp"}, "feature_fusion"),
     ("SASRec", {"user_features": None, "event_features": None}, "the plugin's models"),
     ("PosRec", {}, "event_features"),
     ("AttrFormer", {}, "relations"),

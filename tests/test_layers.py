@@ -18,7 +18,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import MultiHeadAttention
-from recbole_pos.layers.gated_blocks import BLOCKS, PointwiseAttention
+from recbole_pos.layers.gated_blocks import PointwiseAttention, build_layer
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import Compose
@@ -44,7 +44,8 @@ def by_heads(
 @torch.no_grad()
 def test_hstu_block_equals_equations_1_to_3(names: list[str], heads: int) -> None:
     position, options = composed(names, heads, N, D, {})
-    layer, ctx, x = BLOCKS["hstu"](block(n_heads=heads), position), context(), torch.randn(20, D)
+    layer = build_layer("hstu", block(n_heads=heads), position)
+    ctx, x = context(), torch.randn(20, D)
     shake(layer)
     attention = layer.multi_head_attention
     h, parts = attention.LayerNorm(x), position.parts()
@@ -62,7 +63,8 @@ def test_hstu_block_equals_equations_1_to_3(names: list[str], heads: int) -> Non
 @torch.no_grad()
 def test_ligr_block_equals_its_equations() -> None:
     position, options = composed(["rope"], 2, N, D, {})
-    layer, ctx, x = BLOCKS["ligr"](block(inner_size=5), position), context(), torch.randn(20, D)
+    layer = build_layer("ligr", block(inner_size=5), position)
+    ctx, x = context(), torch.randn(20, D)
     shake(layer)
     out, attention, feed = layer(x, ctx), layer.multi_head_attention, layer.feed_forward
     h, parts = attention.LayerNorm(x), position.parts()
@@ -107,7 +109,7 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
 )
 def test_dropout_in_training_only(kind: str, name: str) -> None:
     for where in ("hidden_dropout_prob", "attn_dropout_prob"):
-        layer = BLOCKS[kind](block(**{where: 0.5}), composed([name], 2, N, D, {})[0])
+        layer = build_layer(kind, block(**{where: 0.5}), composed([name], 2, N, D, {})[0])
         x, ctx = torch.randn(sum(LENGTHS), D), context()
         assert not torch.equal(layer(x, ctx), layer(x, ctx))
         assert torch.equal(layer.eval()(x, ctx), layer(x, ctx))
@@ -119,7 +121,7 @@ def test_dropout_in_training_only(kind: str, name: str) -> None:
 def test_no_tensor_of_batch_times_pairs(monkeypatch, kind: str, name: str) -> None:
     """In chunks: the same output and gradients, and nothing of size [b, h, t, t]."""
     b, t = 16, 40
-    layer = BLOCKS[kind](block(), Compose({name: scheme(name, 2, n=t)}))
+    layer = build_layer(kind, block(), Compose({name: scheme(name, 2, n=t)}))
     shake(layer)
     x, ctx = torch.randn(b * t, D, requires_grad=True), context([t] * b, t)
     wanted, g = [x, *layer.parameters()], torch.randn(b * t, D)
@@ -145,7 +147,7 @@ class _PlainBias(AttentionPosition):
 @pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5), (8, 1, 5, 5), (8, 2, 5, 5)])
 def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, ...]) -> None:
     """Whatever is broadcastable to [b, h, t, t]: in one chunk and in several, as autograd."""
-    layer = BLOCKS[kind](block(), Compose({"own": _PlainBias(*shape)}))
+    layer = build_layer(kind, block(), Compose({"own": _PlainBias(*shape)}))
     x, ctx = torch.randn(40, D, requires_grad=True), context([5] * 8)
 
     def compute(elements: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -164,7 +166,7 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
 def test_dropout_on_weights(monkeypatch, elements: int, name: str, causal: bool) -> None:
     """In one chunk and in several: output and gradients are those of weights times the mask."""
     options = block(attn_dropout_prob=0.4, causal=causal)
-    layer = BLOCKS["transformer"](options, Compose({name: scheme(name, 2, n=5)}))
+    layer = build_layer("transformer", options, Compose({name: scheme(name, 2, n=5)}))
     shake(layer)
     attention = layer.multi_head_attention
     x, ctx = torch.randn(36, D, requires_grad=True), context([5, 3] * 4 + [4])

@@ -132,7 +132,6 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
     [
         ("SASRec", {"LABEL_FIELD": "rating"}, "only by custom models"),
         ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
-        ("PosSASRec", {"feature_fusion": "concat_mlp"}, "item_features or user_features or"),
         ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "only without time_base"),
         ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
         ("PosSASRec", {"new_items": "brand"}, "only with update_from"),

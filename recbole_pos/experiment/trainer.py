@@ -473,11 +473,7 @@ class PosTrainer(EvaluatingTrainer):
             if several processes train it, which send each other the whole gradient anyway.
         """
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
-        if table is None:
-            return nullcontext()
-        # After a step, the rows that it has touched are set to 0. Clipping (``clip_grad_norm``) may
-        # have multiplied all rows by NaN, so then all are set to 0 (``clears_all``).
-        return kept_gradient(table, clears_all=bool(self.clip_grad_norm))
+        return nullcontext() if table is None else kept_gradient(table)
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
         """Validate after an epoch if that is due, and keep the weights of the best epoch.

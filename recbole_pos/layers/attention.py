@@ -159,9 +159,9 @@ class _BiasedAttention(torch.autograd.Function):
     Fused kernels have neither; without chunks several [b, h, t, t] would be kept. With * for
     products element by element the function is
 
-        W = softmax(q k^T / sqrt(e) + bias)                   weights
-        D = W * kept * kept_scale                             weights after dropout
-        out = D v
+        W = softmax(q k^T / sqrt(e) + bias)       weights
+        D = W * kept                              weights that dropout keeps
+        out = kept_scale D v
 
     ``backward`` has the formulas of the gradients.
     """
@@ -176,7 +176,7 @@ class _BiasedAttention(torch.autograd.Function):
         kept: Tensor | None,
         kept_scale: float,
     ) -> Tensor:
-        """Return D v = (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v.
+        """Return kept_scale (softmax(q k^T / sqrt(e) + bias) * kept) v.
 
         Args:
             ctx: torch's context of the function.
@@ -213,26 +213,29 @@ class _BiasedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients to query, key, value and, if it is learned, to the bias.
 
-        The output is out = D v with W = softmax(q k^T / sqrt(e) + bias), the weights, and
-        D = W * kept * kept_scale, the weights after dropout (D = W if ``kept`` is None). Here *
-        multiplies element by element. With G the gradient to the output (``grad``), they are
+        ``forward`` has computed W = softmax(q k^T / sqrt(e) + bias), the weights, then D = W * kept
+        and out = kept_scale D v. Here * multiplies element by element, and without dropout D is W
+        and kept_scale is 1. By the chain rule, from the output back to the input:
 
-            to v            D^T G
-            to W            grad_weights = (G * kept_scale) v^T * kept
-            to the logits   L = (grad_weights - s) * W, the logits being the softmax's argument
-            to q            L k / sqrt(e)
-            to k            L^T (q / sqrt(e))
-            to the bias     L, summed over the sequences if they share one bias
+            grad_out      kept_scale * grad            to D v
+            grad_v        D^T grad_out
+            grad_weights  (grad_out v^T) * kept        to W
+            grad_logits   (grad_weights - mean) * W    to the argument of the softmax
+            grad_q        grad_logits k / sqrt(e)
+            grad_k        grad_logits^T q / sqrt(e)
+            grad_bias     grad_logits, summed over the sequences if they share one bias
 
-        s [queries] is the sum of G * out over the e columns, which equals the sum of
-        W * grad_weights over the keys in the derivative of the softmax. W is computed again for a
-        chunk of sequences at a time, so that no [b, h, t, t] of the whole batch exists.
+        ``mean`` is, for each query, the mean of grad_weights over the keys by the weights W. It is
+        computed as the sum of grad * out over the e columns, which is the same and takes less time.
+
+        A chunk of sequences is computed at a time, and W again for each, so that no [b, h, t, t] of
+        the whole batch exists.
 
         Args:
             ctx: torch's context with what ``forward`` has saved: q, k, v and out [b, h, t, e]; the
                 bias [1 or b, h, t, t]; ``kept``, bool [b, h, t, t], which weights dropout keeps,
                 or None without dropout; and ``kept_scale``, the factor of those that are kept.
-            grad: [b, h, t, e] gradient G to the output.
+            grad: [b, h, t, e] gradient to ``out``.
 
         Returns:
             The gradients to q, k and v, [b, h, t, e] each; that to the bias, [1 or b, h, t, t], or
@@ -247,25 +250,24 @@ class _BiasedAttention(torch.autograd.Function):
 
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()  # scale: 1 / sqrt(e)
         scaled_q = q * scale
-        # ``rows`` is a slice, the sequences of a chunk; ``select_rows`` takes their bias. Each
-        # product is written to its place: ``grad_v[rows]`` is a view, not a copy.
+        # ``rows`` is a slice, the sequences of a chunk; ``select_rows`` takes their bias. Products
+        # are written to their places: ``grad_v[rows]`` is a view, not a copy.
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
-            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))  # W
-            chunk_grad = grad[rows]  # G
-            weighted_sum = (chunk_grad * out[rows]).sum(-1, keepdim=True)  # s
+            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
+            mean = (grad[rows] * out[rows]).sum(-1, keepdim=True)
 
-            # the gradients to v and to W
-            if kept is None:
-                torch.matmul(weights.mT, chunk_grad, out=grad_v[rows])
-                grad_weights = chunk_grad @ v[rows].mT
-            else:
-                chunk_grad = chunk_grad * ctx.kept_scale  # now G * kept_scale
+            # to the values and to the weights, through the dropout
+            grad_out, kept_weights = grad[rows] * ctx.kept_scale, weights
+            if kept is not None:
                 is_kept = kept[rows].to(weights.dtype)
-                torch.matmul((weights * is_kept).mT, chunk_grad, out=grad_v[rows])
-                grad_weights = (chunk_grad @ v[rows].mT).mul_(is_kept)
+                kept_weights = weights * is_kept
+            torch.matmul(kept_weights.mT, grad_out, out=grad_v[rows])
+            grad_weights = grad_out @ v[rows].mT
+            if kept is not None:
+                grad_weights.mul_(is_kept)
 
-            # the gradients to q, k and the bias, from L; in place, to save memory
-            grad_logits = grad_weights.sub_(weighted_sum).mul_(weights)  # L
+            # to query, key and bias, through the softmax; in place, to save memory
+            grad_logits = grad_weights.sub_(mean).mul_(weights)
             torch.matmul(grad_logits, k[rows], out=grad_q[rows]).mul_(scale)
             torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
             if grad_bias is not None:

@@ -1,4 +1,4 @@
-"""Fields of items, users and interactions as vectors that are joined with item vectors.
+"""Fields of items, users and interactions as vectors that are added to item vectors.
 
 m is a number of items or interactions, s the length of the longest list of tokens among them, d the
 size of vectors. A missing value has the vector zero.
@@ -7,7 +7,7 @@ size of vectors. A missing value has the vector zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -127,69 +127,24 @@ class PeriodicField(nn.Module):
         return vectors.masked_fill(is_missing[:, None], 0)
 
 
-class FeatureFusion(nn.Module):
-    """Join vectors F_1 to F_k of fields with a vector x.
-
-    ``sum`` is x + F_1 + ... + F_k, ``concat_mlp`` x + W_2 gelu(W_1 [x, F_1, ..., F_k] + b_1) + b_2.
-    """
-
-    def __init__(self, num_fields: int, size: int, fusion: str) -> None:
-        """Create the network that joins the vectors, unless they are only added up.
-
-        Args:
-            num_fields: k, number of vectors that are joined with x.
-            size: d, size of all vectors.
-            fusion: ``concat_mlp`` for a network of two layers, ``sum`` for none.
-        """
-        super().__init__()
-        layers = (nn.Linear((num_fields + 1) * size, size), nn.GELU(), nn.Linear(size, size))
-        self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
-
-    def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Join vectors of fields with item vectors: by a sum, or by a network, as options say.
-
-        Args:
-            x: [m, d] item vectors.
-            vectors: k vectors [m, d], one for each field.
-
-        Returns:
-            [m, d]: x plus the k vectors; or, if there is a network (``mlp``), x plus its output for
-            x and the k vectors side by side.
-        """
-        if self.mlp is not None:
-            return x + self.mlp(torch.cat((x, *vectors), -1))
-        return sum(vectors, x)
-
-
 class EventFeatures(nn.Module):
-    """Join the fields of interactions and of their users with the items' vectors.
+    """Add the fields of interactions and of their users to the items' vectors.
 
     Attributes:
         events, users: names of the fields of interactions and of users.
         fields: modules that embed them, those of ``events`` first, in the order of the names.
-        fusion: what joins the vectors of an interaction.
     """
 
-    def __init__(
-        self,
-        events: Mapping[str, nn.Module],
-        users: Mapping[str, nn.Module],
-        size: int,
-        fusion: str,
-    ) -> None:
-        """Keep the modules that make vectors of fields, and create what joins the vectors.
+    def __init__(self, events: Mapping[str, nn.Module], users: Mapping[str, nn.Module]) -> None:
+        """Keep the modules that make vectors of fields.
 
         Args:
             events, users: the module of each field of interactions and of users, by its name. It
                 makes a vector of a value of the field.
-            size: d, size of all vectors.
-            fusion: how they are joined: ``sum`` adds them up, ``concat_mlp`` sends them through a
-                network of two layers.
         """
         super().__init__()
         self.events, self.users = list(events), list(users)
         self.fields = nn.ModuleList([*events.values(), *users.values()])
-        self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
     def by_table(self) -> dict[str, dict[str, Any]]:
         """Return the modules that embed fields, those of interactions and those of users apart.
@@ -207,66 +162,56 @@ class EventFeatures(nn.Module):
         }
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Join item vectors with the fields of the interactions and of their users.
+        """Add the fields of the interactions and of their users to item vectors.
 
         Each value of a field, such as the price paid or the user's age, is embedded as a vector by
-        the field's module. ``fusion`` joins all vectors of an interaction.
+        the field's module. All vectors of an interaction are added up.
 
         Args:
             x: [m, d] vector of each interaction's item.
             batch: has the values of the fields. A field without values in the batch counts as
-                missing, with the vector zero.
+                missing, and adds nothing.
 
         Returns:
             [m, d].
         """
-        zeros = torch.zeros_like(x)
-        vectors = []
         tables = self.by_table()
         for name, embed in tables["events"].items():
-            values = batch.features.events.get(name)
-            vectors.append(zeros if values is None else embed(values))
+            if name in batch.features.events:
+                x = x + embed(batch.features.events[name])
         for name, embed in tables["user"].items():
-            values = batch.features.users.get(name)
-            # the vector of a user goes to all interactions of the history
-            vectors.append(zeros if values is None else embed(values)[batch.row])
-        return self.fusion(x, vectors)
+            if name in batch.features.users:
+                # the vector of a user goes to all interactions of the history
+                x = x + embed(batch.features.users[name])[batch.row]
+        return x
 
 
 class ItemFeatures(nn.Module):
-    """Join the fields of items with their vectors.
+    """Add the fields of items to their vectors.
 
     Args:
         fields: embedding of each field, by its name.
         columns: values of all items, by field.
-        size: d.
-        fusion: see :class:`FeatureFusion`.
     """
 
-    def __init__(
-        self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor], size: int, fusion: str
-    ) -> None:
+    def __init__(self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor]) -> None:
         """Keep the fields of all items, and the modules that make vectors of their values.
 
         Args:
             fields: the module of each field, such as a brand, by its name.
             columns: values by field: [items] numbers or tokens, or [items, s] lists of tokens.
-            size: d, size of all vectors.
-            fusion: how they are joined with item vectors: ``sum`` adds them up, ``concat_mlp``
-                sends them through a network of two layers.
         """
         super().__init__()
         self.fields = nn.ModuleList(fields.values())
-        self.fusion = FeatureFusion(len(fields), size, fusion)
         for index, name in enumerate(fields):
             # not in checkpoints: they are read from the dataset
             self.register_buffer(f"values_{index}", columns[name], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Join item vectors with the fields of the items, such as their brands.
+        """Add the fields of items, such as their brands, to the vectors of the items.
 
-        Each value of a field is embedded as a vector by the field's module. ``fusion`` joins all
-        vectors of an item. ``values_0``, ``values_1``, ... have the values of each field.
+        Each value of a field is embedded as a vector by the field's module. ``values_0``,
+        ``values_1``, ... have the values of each field.
 
         Args:
             vectors: [..., d] vectors of ``items``.
@@ -275,12 +220,11 @@ class ItemFeatures(nn.Module):
         Returns:
             [..., d].
         """
-        embedded = []
         for index, embed in enumerate(self.fields):
             column = getattr(self, f"values_{index}")  # of all items
             column = column if items is None else column[items.reshape(-1)]
-            embedded.append(embed(column).view_as(vectors))
-        return self.fusion(vectors, embedded)
+            vectors = vectors + embed(column).view_as(vectors)
+        return vectors
 
     def extend(self, vectors: Any) -> None:
         """Add new items, whose fields, such as a genre or a price, are all missing.

@@ -142,11 +142,6 @@ class TransformerLayer(nn.Module):
         return self.feed_forward(x if queries is None else x[queries])
 
 
-def build_transformer_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
-    """Build SASRec's layer around a position scheme."""
-    return TransformerLayer(MultiHeadAttention(options, position), FeedForward(options))
-
-
 class MultiHeadAttention(nn.Module):
     """Multi-head attention sub-layer with residual, layer norm and one position scheme (2, 3).
 

@@ -22,9 +22,9 @@ from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.chunks import compute_in_chunks
 from recbole_pos.layers.forward import (
     BlockOptions,
+    FeedForward,
     MultiHeadAttention,
     TransformerLayer,
-    build_transformer_layer,
 )
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.layers.sequence_batch import SequenceBatch
@@ -153,11 +153,6 @@ class PointwiseAttention(MultiHeadAttention):
         return _compute_weights(q, k, bias, batch.max_length)
 
 
-def build_hstu_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
-    """Build HSTU's layer: pointwise attention without a feed-forward network."""
-    return TransformerLayer(PointwiseAttention(options, position), nn.Identity())
-
-
 def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
     """Return A = SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future (equation 2)."""
     logits = q @ k.transpose(-1, -2)
@@ -213,14 +208,21 @@ class GatedFeedForward(nn.Module):
         return x + self.gate(x).sigmoid() * out
 
 
-def build_ligr_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
-    """Build LiGR's layer: gated attention and feed-forward network; ``hidden_act`` is not read."""
-    return TransformerLayer(GatedAttention(options, position), GatedFeedForward(options))
-
-
-# The values of the option ``block``.
-BLOCKS = {
-    "transformer": build_transformer_layer,
-    "hstu": build_hstu_layer,
-    "ligr": build_ligr_layer,
+# The values of the option ``block``: the sub-layers of a layer, attention and feed-forward network.
+BLOCKS: dict[str, tuple[type[MultiHeadAttention], type[nn.Module]]] = {
+    "transformer": (MultiHeadAttention, FeedForward),
+    "hstu": (PointwiseAttention, nn.Identity),  # no feed-forward network
+    "ligr": (GatedAttention, GatedFeedForward),  # does not read ``hidden_act``
 }
+
+
+def build_layer(block: str, options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
+    """Build a layer around a position scheme.
+
+    Args:
+        block: name in ``BLOCKS`` of the kind of layer.
+        options: sizes and switches of the layer.
+        position: position scheme inside its attention.
+    """
+    attention, feed_forward = BLOCKS[block]
+    return TransformerLayer(attention(options, position), feed_forward(options))

@@ -32,7 +32,6 @@ class ItemTable(nn.Embedding):
         parts: modules that add to the rows, by name and in this order. ``part(vectors, items)``
             returns the vectors of some items, or of all if ``items`` is None, with something added;
             ``part.extend(vectors)`` adds as many items as there are content vectors [k, c].
-        has_ids: whether every id has a vector; else only parts make the vectors of items.
         start: ids [k] and the vectors [k, up to d] that their rows start with, or None.
     """
 
@@ -45,17 +44,13 @@ class ItemTable(nn.Embedding):
         """
         super().__init__(num_items, size, padding_idx=0)
         self.parts = nn.ModuleDict()
-        self.has_ids = True
         self.start: tuple[Tensor, Tensor] | None = None
         self._shared: Tensor | None = None
 
-    def drop_ids(self) -> None:
-        """Remove the table's rows, so that only the modules in ``parts`` make vectors of items.
-
-        An empty table without gradient takes its place.
-        """
-        self.has_ids = False
-        self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
+    @property
+    def has_ids(self) -> bool:
+        """Whether rows have numbers; in a table [n, 0] only ``parts`` make the vectors of items."""
+        return self.weight.size(1) > 0
 
     @torch.no_grad()
     def write_start(self) -> None:
@@ -84,18 +79,16 @@ class ItemTable(nn.Embedding):
         for part in reversed(parts):
             part.extend(vectors)
         self.num_embeddings += len(vectors)
-        if self.has_ids:  # there is a table; without it parts make the vectors of all items
-            # a parameter cannot grow, so a longer one takes its place
-            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, len(vectors)))
-            self.weight = nn.Parameter(rows, self.weight.requires_grad)
+        # a parameter cannot grow, so a longer one takes its place
+        rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, len(vectors)))
+        self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
         """Look up the vectors [..., d] of item ids [...].
 
         A vector is the item's row of the table, to which each module in ``parts`` adds something,
-        such as embedded fields or content. Where ids have no vectors of their own (``has_ids`` is
-        False), parts add to zeros. In a :meth:`shared` block all this is computed already and only
-        looked up.
+        such as embedded fields or content. In a :meth:`shared` block all this is computed already
+        and only looked up.
 
         Args:
             items: [...] int64 ids.
@@ -105,9 +98,7 @@ class ItemTable(nn.Embedding):
         """
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
-        if not self.has_ids:
-            vectors = self.weight.new_zeros(*items.shape, self.embedding_dim)
-        elif torch.compiler.is_compiling() or not takes_rows(self.weight):
+        if torch.compiler.is_compiling() or not takes_rows(self.weight):
             vectors = super().forward(items)
         else:  # in a ``kept_gradient`` block: with a gradient of the rows that are looked up only
             vectors = RowLookup.apply(self.weight, items, self.padding_idx)
@@ -119,8 +110,8 @@ class ItemTable(nn.Embedding):
         """Return the vectors [n, d] of all items, in the order of their ids.
 
         A vector is the item's row of the table, to which each module in ``parts`` adds something,
-        such as embedded fields or content. Where ids have no vectors of their own (``has_ids`` is
-        False), parts add to zeros. In a :meth:`shared` block the vectors are computed already.
+        such as embedded fields or content. In a :meth:`shared` block the vectors are computed
+        already.
 
         Returns:
             [n, d], padding included.
@@ -128,8 +119,6 @@ class ItemTable(nn.Embedding):
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight
-        if not self.has_ids:
-            vectors = vectors.new_zeros(self.num_embeddings, self.embedding_dim)
         for part in self.parts.values():
             # None stands for all items
             vectors = part(vectors, None)
@@ -170,19 +159,12 @@ class KeptGradient:
 
     Attributes:
         weight: [rows, d] the table.
-        clears_all: whether to zero all rows, not only the touched ones. Gradient clipping needs it,
-            which makes all rows NaN if one is.
         dense: [rows, d] the gradient.
     """
 
-    def __init__(self, weight: nn.Parameter, clears_all: bool) -> None:
-        """Allocate the gradient of a table, which is kept from step to step.
-
-        Args:
-            weight: [rows, d] the table.
-            clears_all: whether to zero all rows between steps, not only those of a step.
-        """
-        self.weight, self.clears_all = weight, clears_all
+    def __init__(self, weight: nn.Parameter) -> None:
+        """Allocate the gradient of a table ``weight`` [rows, d], kept from step to step."""
+        self.weight = weight
         self.dense = torch.zeros_like(weight, requires_grad=False)
         self._touched: list[Tensor] = []  # rows of the sparse gradients since ``clear``
         self._has_dense = False  # whether some gradient since ``clear`` was not sparse
@@ -203,9 +185,9 @@ class KeptGradient:
         ``dense`` [rows, d] is the gradient, allocated once. It is handed to torch as
         ``weight.grad``, to which torch adds the gradients of a step. Zeroing only the rows that
         these gradients have is faster than zeroing all. All rows are zeroed if one of the gradients
-        was dense, or if the user of this object has asked for it (``clears_all``).
+        was dense.
         """
-        if self.clears_all or self._has_dense:
+        if self._has_dense:
             self.dense.zero_()
         else:
             # the rows of each sparse gradient since the last call, which ``note`` has collected
@@ -217,7 +199,7 @@ class KeptGradient:
 
 
 @contextmanager
-def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
+def kept_gradient(weight: nn.Parameter) -> Iterator[KeptGradient]:
     """Keep one dense gradient of a large table in a ``with`` block, instead of a new one each step.
 
     A new gradient of the whole table is slower to allocate and zero than a step that touches few
@@ -226,12 +208,11 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
 
     Args:
         weight: [rows, d] the table.
-        clears_all: whether to zero all rows between steps, not only the touched ones.
 
     Yields:
         The gradient; the training loop calls its ``clear`` before each step.
     """
-    gradient = KeptGradient(weight, clears_all)
+    gradient = KeptGradient(weight)
     gradient.clear()  # sets ``weight.grad``
     # torch calls ``note`` with each gradient of the table
     hook = weight.register_hook(gradient.note)

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.item_table import make_row_gradient
+from recbole_pos.layers.item_table import index_rows, make_row_gradient
 from recbole_pos.values import Options, shown
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
@@ -189,11 +189,34 @@ def _compute_losses(
 class EarlyGradients(torch.autograd.Function):
     """Base of losses whose ``forward`` computes the gradients to states and item vectors, too.
 
-    The first two arguments of ``forward`` are states [m, d] and item vectors [items, d]. It must
-    save their two gradients, None for one that is not needed, with ``ctx.save_for_backward``. The
-    gradient to item vectors may have only some rows, all others being 0: then ``ctx.rows`` are
-    these items, int64 and ascending, else None. ``ctx.size`` is the shape of all item vectors.
+    The first two arguments of ``forward`` are states [m, d] and item vectors [items, d]. It calls
+    ``allocate``, and saves the two gradients with ``ctx.save_for_backward``. That to item vectors
+    is None if it is not needed.
     """
+
+    @staticmethod
+    def allocate(ctx: Any, vectors: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """Allocate the gradient to item vectors: zeros, to which ``forward`` adds.
+
+        In training the gradient of a large table may have only the rows of some items, all others
+        being 0 (``index_rows``). These items are kept for ``backward`` as ``ctx.rows``, or None for
+        all; ``ctx.size`` is the shape of the table.
+
+        Args:
+            ctx: torch's context of the function.
+            vectors: [items, d] item vectors.
+            ids: int64 items to whose vectors there is a gradient, tensors of any shape.
+
+        Returns:
+            [rows, d] zeros, or None if item vectors need no gradient; and for each of ``ids`` the
+            rows of its items, a tensor of the same shape.
+        """
+        ctx.rows, indices = index_rows(vectors, *ids)
+        ctx.size = vectors.shape
+        if not ctx.needs_input_grad[1]:
+            return None, indices
+        num_rows = len(vectors if ctx.rows is None else ctx.rows)
+        return vectors.new_zeros(num_rows, vectors.size(1)), indices
 
     @staticmethod
     @once_differentiable

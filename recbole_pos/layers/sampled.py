@@ -42,7 +42,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
-from recbole_pos.layers.item_table import index_rows
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
 BINARY = ("BCE", "gBCE")  # values of ``loss_type``: the target against each negative
@@ -60,8 +59,8 @@ class SampledLoss:
         counts: [items] training interactions of each item; with ``in_batch`` how often each is a
             target in an epoch.
         negatives: n, negatives of a position; not read by ``in_batch``.
-        negative_sampler: ``uniform``; ``popularity``, by counts plus one, so that every item has a
-            chance; or ``in_batch``, among the targets of the batch.
+        negative_sampler: ``uniform``; or ``popularity``, by counts plus one, so that every item has
+            a chance; not read by ``in_batch``.
         logq_correction: ``none``, ``standard`` or ``refined``.
         gbce_t: calibration of gBCE; 0 makes it BCE.
         log_q: [items] log of q.
@@ -82,25 +81,21 @@ class SampledLoss:
 
         A negative is a wrong item, with which the loss compares the item to predict, the target.
         ``negative_sampler: uniform`` gives every item the same q. ``popularity`` makes it
-        proportional to the item's ``counts`` + 1. Under ``in_batch`` the negatives are the targets
-        of the batch, so q is proportional to ``counts``, how often an item is a target.
+        proportional to the item's ``counts`` + 1. With the loss ``in_batch`` the negatives are the
+        targets of the batch, so q is proportional to ``counts``, how often an item is a target.
 
         The attributes that are set are ``log_q`` [items], which corrects the logits of negatives,
         and ``cumulative`` [items], the running sum of the weights, from which items are sampled.
         """
-        # the loss in_batch has no sampler of its own to choose
-        if self.loss_type == "in_batch":
-            self.negative_sampler = "in_batch"
-
         weights = self.counts.double()  # of each item, proportional to q
-        if self.negative_sampler == "uniform":
-            weights = torch.ones_like(weights)
-        elif self.negative_sampler == "popularity":
-            weights = weights + 1  # so that an item without interactions has a chance, too
+        if self.loss_type != "in_batch":
+            is_uniform = self.negative_sampler == "uniform"
+            # plus one, so that an item without interactions has a chance, too
+            weights = torch.ones_like(weights) if is_uniform else weights + 1
         weights[0] = 0  # item 0 is padding
         total = weights.sum()
 
-        # An item that is never a target has the weight 0 under in_batch. It is never a negative
+        # An item that is never a target has the weight 0 with in_batch. It is never a negative
         # either, so its q is not read; 1 instead of 0 keeps its logarithm finite.
         weights[1:].clamp_(min=1)
         self.log_q = (weights / total).log()
@@ -144,15 +139,13 @@ class SampledLoss:
             targets: [m] int64 item to predict at each position of the batch.
 
         Returns:
-            [groups, n] int64 items: any with equal chance (``uniform``), targets of the batch
-            (``in_batch``), or items by their number of training interactions (``popularity``).
+            [groups, n] int64 items: any with equal chance (``uniform``), or by their number of
+            training interactions (``popularity``).
         """
         device, num_items = targets.device, len(self.cumulative)  # padding, item 0, included
         shape = (_count_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
             return torch.randint(1, num_items, shape, device=device)
-        if self.negative_sampler == "in_batch":
-            return targets[torch.randint(len(targets), shape, device=device)]
 
         # a point on a line on which each item has a stretch as long as its weight, that ends at its
         # entry of ``cumulative``
@@ -199,17 +192,11 @@ class SampledLoss:
         else:
             target_shift, negative_shift = self._compute_shifts(targets, items, log_repeats)
 
-        # In training the gradient of a large table of item vectors has only the rows of targets and
-        # negatives. ``index_rows`` returns these rows, and the index of each item among them; or
-        # None and the items themselves, if the gradient has all rows.
-        rows, (target_index, item_index) = index_rows(vectors, targets, items)
-
         # all in the type of the item vectors, also under automatic mixed precision (autocast)
         with torch.autocast(states.device.type, enabled=False):
             states = states.to(vectors.dtype)
             numbers = beta, negative_weight, target_shift, negative_shift
-            indices = rows, target_index, item_index
-            return _SharedNegatives.apply(states, vectors, targets, items, *numbers, *indices)
+            return _SharedNegatives.apply(states, vectors, targets, items, *numbers)
 
     def _weigh_binary(self, targets: Tensor, n: int) -> tuple[float, Tensor]:
         """Return the two factors of a binary loss: beta and, for each target, 1 / (1 - q_t).
@@ -324,9 +311,6 @@ class _SharedNegatives(EarlyGradients):
         negative_weight: Tensor | None,
         target_shift: Tensor | None,
         negative_shift: Tensor | None,
-        rows: Tensor | None,
-        target_index: Tensor,
-        item_index: Tensor,
     ) -> Tensor:
         """Return the mean loss of targets against sampled negatives, and keep its gradients.
 
@@ -344,8 +328,6 @@ class _SharedNegatives(EarlyGradients):
             negative_weight: [m] weight of a position's negatives in a binary loss, else None.
             target_shift: [m] what is added to the targets' logits in a softmax, else None.
             negative_shift: [groups, n] what is added to those of negatives, or None.
-            rows, target_index, item_index: the rows of the item table that the gradient has, and
-                the indices of targets and negatives among them; see ``index_rows``.
 
         Returns:
             Scalar.
@@ -366,11 +348,9 @@ class _SharedNegatives(EarlyGradients):
         mean_weight = split(torch.full_like(states[:, 0], 1 / m))
 
         grad_logit, grad_states = torch.empty_like(logit_of), torch.empty_like(states_of)
-        grad_vectors: Tensor | None = None
-        if ctx.needs_input_grad[1]:
-            num_rows = len(vectors if rows is None else rows)
-            grad_vectors = vectors.new_zeros(num_rows, vectors.size(1))
-
+        grad_vectors, (target_index, item_index) = EarlyGradients.allocate(
+            ctx, vectors, targets, items
+        )
         total = torch.zeros((), dtype=torch.float64, device=states.device)
         for chunk in iterate_chunks(num_groups, size * n, states.device):
             negatives = F.embedding(items[chunk], vectors)  # [groups, n, d]
@@ -406,7 +386,6 @@ class _SharedNegatives(EarlyGradients):
             grad_vectors.index_add_(0, target_index, grad_target * states)
         grad_states = grad_states.addcmul(grad_target, target_vectors)
         ctx.save_for_backward(grad_states, grad_vectors)
-        ctx.rows, ctx.size = rows, vectors.shape
         return total.to(states.dtype)
 
 

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
-from recbole_pos.layers.item_table import index_rows
 from recbole_pos.layers.losses import EarlyGradients
 
 GROUP = 16  # products of a group, which is skipped if its largest is below the threshold
@@ -95,13 +94,8 @@ def bucket_cross_entropy(
         # padding, is in none
         positions = find_largest_products(buckets, states.detach(), size_x)
         items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1
-        # The gradient of the item table may be kept for some rows only. ``index_rows`` returns
-        # these (None for all), and where targets and items are among them.
-        rows, (target_index, item_index) = index_rows(vectors, targets, items)
         # the mean of the largest losses, with their gradients, for some buckets at a time
-        return _BucketCrossEntropy.apply(
-            states, vectors, targets, positions, items, rows, target_index, item_index
-        )
+        return _BucketCrossEntropy.apply(states, vectors, targets, positions, items)
 
 
 def find_largest_products(directions: Tensor, rows: Tensor, k: int) -> Tensor:
@@ -286,9 +280,6 @@ class _BucketCrossEntropy(EarlyGradients):
         targets: Tensor,
         positions: Tensor,
         items: Tensor,
-        rows: Tensor | None,
-        target_index: Tensor,
-        item_index: Tensor,
     ) -> Tensor:
         """Return the mean of the largest losses of positions, and keep its gradients.
 
@@ -302,8 +293,6 @@ class _BucketCrossEntropy(EarlyGradients):
             vectors: [items, d] item vectors.
             targets: [m] int64 item of each position.
             positions, items: [n, x] and [n, y] positions and items of each of n buckets.
-            rows, target_index, item_index: the rows of the item table that the gradient has, and
-                the places of targets and items among them (``index_rows``).
 
         Returns:
             Scalar.
@@ -330,13 +319,12 @@ class _BucketCrossEntropy(EarlyGradients):
         loss = (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(states.dtype)
 
         # the gradients of these losses to the targets' logits, and from there on
-        needs_states, needs_vectors = ctx.needs_input_grad[:2]
         grad_logit = (torch.where(is_covered, torch.expm1(-largest), 0) / num_covered)[:, None]
-        grad_states = grad_logit * target_vectors if needs_states else None
-        grad_vectors = None
-        if needs_vectors:
-            num_rows = len(vectors if rows is None else rows)
-            grad_vectors = vectors.new_zeros(num_rows, d)
+        grad_states = grad_logit * target_vectors
+        grad_vectors, (target_index, item_index) = EarlyGradients.allocate(
+            ctx, vectors, targets, items
+        )
+        if grad_vectors is not None:
             grad_vectors.index_add_(0, target_index, grad_logit * states)
 
         # The gradient of a position's largest loss goes to the bucket that has it; buckets with
@@ -353,14 +341,12 @@ class _BucketCrossEntropy(EarlyGradients):
                 states, vectors, targets, positions[chunk], items[chunk]
             )
             grad = logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
-            if grad_states is not None:
-                position = positions[chunk].flatten()
-                grad_states.index_add_(0, position, (grad @ columns).flatten(0, 1))
+            position = positions[chunk].flatten()
+            grad_states.index_add_(0, position, (grad @ columns).flatten(0, 1))
             if grad_vectors is not None:
                 item_rows = item_index[chunk].flatten()
                 grad_vectors.index_add_(0, item_rows, (grad.mT @ chunk_states).flatten(0, 1))
         ctx.save_for_backward(grad_states, grad_vectors)
-        ctx.rows, ctx.size = rows, vectors.shape
         return loss
 
 

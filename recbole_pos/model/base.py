@@ -70,8 +70,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     # serving does not train: there any counts will do.
     counts = np.ones(dataset.item_num)
     if has_log(dataset):
-        takes_targets = "in_batch" in (kind, options.get("negative_sampler"))
-        counts = dataset.target_counts if takes_targets else dataset.popularity
+        counts = dataset.target_counts if kind == "in_batch" else dataset.popularity
     counts = counts if candidates is None else counts[candidates.numpy()]
     return SampledLoss(counts=torch.from_numpy(counts), **options)
 
@@ -137,8 +136,7 @@ class PosRecommender(SequentialRecommender):
         # the function of states, item vectors and targets that ``loss_type`` names
         self.loss = build_loss(config, dataset, self.candidates)
         # whether the loss of a target depends on the other targets of its batch
-        is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
-        self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
+        self.targets_meet = config["loss_type"] in ("SCE", "in_batch")
 
         # Features are fields of the dataset. Those of items, such as a brand, are added to the item
         # vectors; those of interactions and users (``event_features``) to the input of the layers.

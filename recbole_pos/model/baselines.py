@@ -158,10 +158,15 @@ def find_reachable_items(
 
 
 def _walk(sources: np.ndarray, probability: csr_matrix, hops: int) -> tuple[np.ndarray, ...]:
-    """Find the items that random walks reach, and score them.
+    """Score the items that random walks reach: the sooner and the more probably, the higher.
 
-    The score of an item that is first reached after h transitions is hops - h, plus the probability
-    that the walk is there then.
+    A walk starts at a source. Each hop takes it to another item, with the probability of that
+    transition. An item that a walk can reach in h hops, and not in fewer, has the score hops - h,
+    plus the probability that the walk is there after h hops.
+
+    Let item 1 be followed by 2 with probability 0.25 and by 3 with 0.75, and 2 by 4 always. Of two
+    hops from item 1 the first may reach 2 and 3, which get the scores 1.25 and 1.75. The second may
+    reach 4, with the score 0.25.
 
     Args:
         sources: [n] int64 items at which the n walks start.
@@ -171,18 +176,20 @@ def _walk(sources: np.ndarray, probability: csr_matrix, hops: int) -> tuple[np.n
     Returns:
         Number of the walk, item and score, [reached] each.
     """
-    # Where each walk is, as a matrix [n, items] of probabilities: at first 1 at its source. And a
-    # matrix that is above 0 where an item has been reached.
-    at_source = np.ones(len(sources)), (np.arange(len(sources)), sources)
-    reached = walk = csr_matrix(at_source, (len(sources), probability.shape[0]))
+    # [n, items] the probability that each walk is at each item: at first 1 at its source
+    num_walks, num_items = len(sources), probability.shape[0]
+    at_source = np.ones(num_walks), (np.arange(num_walks), sources)
+    position = csr_matrix(at_source, (num_walks, num_items))
+    was_reached = position > 0  # [n, items] bool, by the hops before this one
+
     parts = []
     for hop in range(1, hops + 1):
-        walk = walk @ probability
-        # the items that are reached now, and were not before
-        new = (walk - walk.multiply(reached > 0)).tocoo()
-        new.eliminate_zeros()
-        parts.append((new.row, new.col, hops - hop + new.data))
-        reached = reached + new.tocsr()
+        position = position @ probability
+        # the probabilities at items that no earlier hop has reached
+        first_reached = (position - position.multiply(was_reached)).tocoo()
+        first_reached.eliminate_zeros()
+        parts.append((first_reached.row, first_reached.col, hops - hop + first_reached.data))
+        was_reached = was_reached + (position > 0)
     return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 

@@ -41,30 +41,14 @@ _TINY = 1e-12  # against division by zero
 _ROWS = 1 << 14  # items that are transformed at a time
 
 
-class TrainedItemMask(nn.Module):
-    """Zero the id vectors of items without a training interaction (t_i of the table above)."""
-
-    is_trained: Tensor
-
-    def __init__(self, is_trained: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("is_trained", is_trained[:, None], persistent=False)
-
-    def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        return vectors * (self.is_trained if items is None else self.is_trained[items])
-
-    def extend(self, vectors: np.ndarray) -> None:
-        """Add an item without a training interaction for each of ``vectors``."""
-        self.is_trained = nn.functional.pad(self.is_trained, (0, 0, 0, len(vectors)))
-
-
 class Content(nn.Module):
-    """Add MLP(c_i) of the table above to the vectors of items."""
+    """Make x_i of the table above, with ``add`` or ``replace``, of the vectors e_i of items."""
 
     values: Tensor
+    is_trained: Tensor | None
 
     def __init__(
-        self, statistics: Statistics, values: np.ndarray, size: int, is_trainable: bool
+        self, statistics: Statistics, values: np.ndarray, size: int, is_trained: Tensor | None
     ) -> None:
         """Keep the content vectors of items, and create the network that they are sent through.
 
@@ -76,20 +60,32 @@ class Content(nn.Module):
                 items that are added later are transformed by the same.
             values: [items, c] content vectors of all items, which are transformed already.
             size: d, the size of item vectors.
-            is_trainable: whether the content vectors are trained, too.
+            is_trained: [items, 1] bool, whether an item occurs in training, for ``add``: only such
+                an item keeps e_i. None for ``replace``, where no item has an e_i.
         """
         super().__init__()
         self.statistics = statistics
         content = torch.from_numpy(values).to(torch.get_default_dtype())
-        if is_trainable:
-            self.values = nn.Parameter(content)
-        else:
-            self.register_buffer("values", content, persistent=False)
+        self.register_buffer("values", content, persistent=False)
+        self.register_buffer("is_trained", is_trained, persistent=False)
         self.inner, self.outer = nn.Linear(values.shape[1], size), nn.Linear(size, size)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
+        """Return the vectors of items: t_i e_i + MLP(c_i), or MLP(c_i).
+
+        Args:
+            vectors: [..., d] vectors e_i of ``items``; not read with ``replace``.
+            items: [...] int64 ids, or None for all items in the order of their ids.
+
+        Returns:
+            [..., d].
+        """
         content = self.values if items is None else nn.functional.embedding(items, self.values)
-        return vectors + self.outer(nn.functional.gelu(self.inner(content)))
+        made_of_content = self.outer(nn.functional.gelu(self.inner(content)))
+        if self.is_trained is None:
+            return made_of_content
+        is_trained = self.is_trained if items is None else self.is_trained[items]
+        return vectors * is_trained + made_of_content
 
     def extend(self, vectors: np.ndarray) -> None:
         """Add items behind the others by their content vectors.
@@ -107,10 +103,9 @@ class Content(nn.Module):
             )
         # the new items behind the others, transformed as those were
         values = self.statistics.transform(vectors.copy())
-        extended = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
-        # trained content stays a parameter, so that a checkpoint has it
-        is_parameter = "values" in self._parameters
-        self.values = nn.Parameter(extended, requires_grad=False) if is_parameter else extended
+        self.values = torch.cat((self.values, torch.from_numpy(values).to(self.values)))
+        if self.is_trained is not None:  # the new items do not occur in training: False
+            self.is_trained = nn.functional.pad(self.is_trained, (0, 0, 0, len(vectors)))
 
 
 @dataclass(frozen=True)
@@ -226,9 +221,6 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     - ``add``: its row plus MLP(content), without the row for items that do not occur in training;
     - ``replace``: MLP(content).
 
-    The option ``item_vectors_train`` says whether the rows are trained with ``init`` (by default
-    they are), and whether the content vectors are with ``add`` and ``replace`` (by default not).
-
     Args:
         model: a model with an ``item_embedding``, which is changed.
         config: options of the model.
@@ -237,13 +229,13 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
     """
-    use, files = config["item_vectors_use"], config["item_vectors"]
+    # There are no files if a saved run with ``init`` is loaded: its weights include the content.
+    if not config["item_vectors"]:
+        return
+    use = config["item_vectors_use"]
     if use == "init":
-        if files:  # there are none if a saved run is loaded: its weights include the content
-            _start_from_content(model, config, dataset)
-        # the rows are trained if the option is None, its default, or True
-        model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
-    elif files:
+        _start_from_content(model, config, dataset)
+    else:
         _add_network(model, config, dataset, keeps_rows=use == "add")
 
 
@@ -259,7 +251,7 @@ def _add_network(model: Any, config: Options, dataset: Dataset, keeps_rows: bool
         config: options of the model.
         dataset: training part of a dataset.
         keeps_rows: whether an item's vector is the row plus the output of the network; else it is
-            the output alone, and the table loses its rows.
+            the output alone, and the table loses the numbers of its rows.
     """
     # Content is scaled, or whitened (its numbers are made uncorrelated), by the mean and variance
     # of the items that occur in training.
@@ -269,13 +261,10 @@ def _add_network(model: Any, config: Options, dataset: Dataset, keeps_rows: bool
     content = statistics.transform(content)
 
     table = model.item_embedding
-    if keeps_rows:
-        # rows of items that do not occur in training stay random: this part makes zeros of them
-        table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
-    else:
-        table.drop_ids()
-    is_trainable = bool(config["item_vectors_train"])
-    table.parts["content"] = Content(statistics, content, config["hidden_size"], is_trainable)
+    row_mask = torch.from_numpy(is_trained[:, None]) if keeps_rows else None
+    table.parts["content"] = Content(statistics, content, config["hidden_size"], row_mask)
+    if not keeps_rows:  # rows without a number take no memory
+        table.weight = nn.Parameter(table.weight.new_empty(len(table.weight), 0), False)
 
     _limit_candidates(model, is_trained)  # the loss chooses among items that occur in training
     model.content_source = config["item_vectors"]  # files that a saved run needs again
@@ -326,43 +315,42 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _fit_to_table(content: np.ndarray, is_trained: np.ndarray, config: Options) -> np.ndarray:
-    """Transform content vectors so that they can take the place of random item vectors.
+    """Return content vectors in the size and the scale of fresh item vectors.
 
-    - Content of another size than item vectors (``hidden_size``) is reduced to its principal
-      components, as many as an item vector has numbers, or fewer if content has fewer.
-    - With ``item_vectors_whiten`` its numbers are made uncorrelated, each with the same variance.
-    - At last it is scaled to the standard deviation of random item vectors.
+    A table of item vectors starts with random numbers, ``hidden_size`` for each item, whose
+    standard deviation is ``initializer_range``. Content takes their place after these steps:
+
+    1. Content vectors of another size are replaced by their first principal components,
+       ``hidden_size`` of them, or as many as there are.
+    2. With ``item_vectors_whiten`` components are uncorrelated, and all have the same variance.
+    3. All numbers are multiplied by one factor, which gives them the standard deviation.
 
     Args:
-        content: [n, c] content vectors of all items.
-        is_trained: [n] bool, the items that occur in training: what is measured is measured there.
+        content: [n, c] content vectors of all items, zeros for an item without content. They may be
+            overwritten.
+        is_trained: [n] bool, whether an item occurs in training. Components, variances and
+            deviation are those of such items.
         config: options of the model.
 
     Returns:
         [n, k] with k at most ``hidden_size``.
     """
     has_content = content.any(1)
-    whiten, c, d = config["item_vectors_whiten"], content.shape[1], config["hidden_size"]
-    size = None if c == d else min(c, d)  # number of principal components; None for none
-    content = Statistics.from_vectors(content, is_trained, whiten, size).transform(content)
-    content *= config["initializer_range"] / _measure_deviation(content, has_content, is_trained)
-    return content
+    content_size, item_size = content.shape[1], config["hidden_size"]
+    num_components = None if content_size == item_size else min(content_size, item_size)
 
+    # steps 1 and 2
+    whiten = config["item_vectors_whiten"]
+    statistics = Statistics.from_vectors(content, is_trained, whiten, num_components)
+    fitted = statistics.transform(content)
 
-def _measure_deviation(values: np.ndarray, has_content: Any, is_trained: np.ndarray) -> float:
-    """Return the standard deviation of the numbers of content vectors, above 0.
-
-    It is measured over the items that occur in training. If none of these has content, or all have
-    the same, it is measured over all items.
-
-    Args:
-        values: [n, c] content vectors.
-        has_content, is_trained: [n] bool, whether an item has content and occurs in training.
-    """
-    measured = values[has_content & is_trained]
+    # Step 3. If no item of training has content, or all have the same, there is no deviation: then
+    # it is that of all items.
+    measured = fitted[has_content & is_trained]
     if not measured.size or measured.var() < _TINY:
-        measured = values[has_content]
-    return max(float(measured.std()), _TINY)
+        measured = fitted[has_content]
+    fitted *= config["initializer_range"] / max(float(measured.std()), _TINY)
+    return fitted
 
 
 def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.layers.attention import Dropout
-from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, build_transformer_layer
+from recbole_pos.layers.forward import BlockOptions, TransformerEncoder
+from recbole_pos.layers.gated_blocks import build_layer
 from recbole_pos.layers.graph import (
     PGGNN,
     WGAT,
@@ -107,7 +108,7 @@ class PosRec(GraphRecommender):
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         # the transformer, without a position scheme inside attention: ``Compose`` of none
         self.trm_encoder = TransformerEncoder(
-            build_transformer_layer(options, Compose({})) for _ in range(n_layers)
+            build_layer("transformer", options, Compose({})) for _ in range(n_layers)
         )
         self.dropout = Dropout(options.hidden_dropout_prob)
         # lambda_0, lambda_1 and lambda_2: weights of the three vectors whose sum is the state of a

@@ -16,7 +16,7 @@ from recbole_pos.data.interactions import check_clock, require_order
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, encode_by_attention
-from recbole_pos.layers.gated_blocks import BLOCKS
+from recbole_pos.layers.gated_blocks import build_layer
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
@@ -151,8 +151,7 @@ class PosSASRec(PosRecommender):
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":
             raise UsageError(f"norm: {config['norm']} does not go with block: {block}; use pre")
-        # ``BLOCKS`` has a function for each kind, which builds the layer
-        return BLOCKS[block](options, position)
+        return build_layer(block, options, position)
 
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Return the states [k, d] of the batch's queries, see ``layers/forward.py``."""

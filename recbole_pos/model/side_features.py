@@ -26,8 +26,7 @@ def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | Non
     """Build the module that adds fields of items, such as a brand, to their vectors.
 
     Args:
-        config: options; ``item_features`` names the fields, and ``feature_fusion`` says how they
-            are joined with item vectors.
+        config: options; ``item_features`` names the fields.
         dataset: training part of a dataset, which has the values for all items.
 
     Returns:
@@ -35,8 +34,7 @@ def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | Non
     """
     columns = read_features(dataset, "item_features")
     embeddings = _build_embeddings(config, dataset, columns)
-    size, fusion = config["hidden_size"], config["feature_fusion"]
-    return ItemFeatures(embeddings, columns, size, fusion) if embeddings else None
+    return ItemFeatures(embeddings, columns) if embeddings else None
 
 
 def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | None:
@@ -67,9 +65,7 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
     # a module for each field, by its name
     events = _build_embeddings(config, dataset, of_events)
     users = _build_embeddings(config, dataset, of_users)
-    if not events and not users:
-        return None
-    return EventFeatures(events, users, config["hidden_size"], config["feature_fusion"])
+    return EventFeatures(events, users) if events or users else None
 
 
 def _build_embeddings(
