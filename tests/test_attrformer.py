@@ -28,7 +28,6 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.model import attrformer
 from recbole_pos.relations.search import Edges
 from recbole_pos.relations.sparse import SparseProduct
 from recbole_pos.serve.recommender import Recommender
@@ -234,17 +233,6 @@ def test_only_windows_that_follow_each_other_are_linked(folder: Path) -> None:
     assert link((start, start + 2), (start + 2, start + 5)) == [0, 0]
     assert link((start, start + 2), (start + 3, start + 5)) == [0, 1]
     assert link((start, end), (end, end + 1)) == [0, 1]
-
-
-def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) -> None:
-    """With the same neighbours, so nothing changes."""
-    made = open_shop(folder, inference_relations="batch")
-    model = shaken(made)
-    rows = made.loaders["test"]._dataset[list(range(6))]
-    with torch.no_grad():
-        whole = model.compute_states(rows)
-        monkeypatch.setattr(attrformer, "MOST_EVENTS", 8)
-        torch.testing.assert_close(model.compute_states(rows), whole, rtol=0, atol=1e-12)
 
 
 BANK = {"relations": ["brand", "tags"], "inference_relations": "training_bank", "bank_size": 7}

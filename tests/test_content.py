@@ -122,7 +122,7 @@ def build(data: Path, model: str = "PosSASRec", **options: Any) -> Any:
 
 
 def expected_items(made: Any, raw: np.ndarray, use: str, whiten: bool = False) -> list[list[Any]]:
-    """x of every item as in ``model/content.py``, number by number; e as the model has it."""
+    """x of every item as in ``side_information.py``, number by number; e as the model has it."""
     model, names = made.model, made.dataset.field2id_token["item_id"]
     trained = [int(count) > 0 for count in made.dataset.popularity]
     rows = {name: row for row, name in enumerate(NAMES) if name != NONE}

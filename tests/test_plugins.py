@@ -13,7 +13,6 @@ import pytest
 import yaml
 from conftest import run_python, train
 from own_models import GRU, MODULE, REGISTER, config_of, options
-from recbole.model.abstract_recommender import SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
 from recbole.utils import get_model, get_trainer
 from torch import nn
@@ -123,13 +122,7 @@ def test_names_that_mean_something_else_to_the_plugin_are_free(tiny: Path, mine)
 
 
 def test_classes_that_are_no_models_are_refused(mine) -> None:
-    sequential, stub = (SequentialRecommender,), lambda self, rows: None
-    for model, named in (
-        (nn.Linear, "no recommender"),
-        (type("NoEncoder", (recbole_pos.PosRecommender,), {}), "no encode and no calculate_loss"),
-        (type("NoScores", sequential, {"calculate_loss": stub}), "no full_sort_predict"),
-    ):
-        assert named in refusal(recbole_pos.register_model, model)
+    assert "no recommender" in refusal(recbole_pos.register_model, nn.Linear)
     for name, holder in (("FPARec", "recbole-pos"), ("SASRec", "RecBole"), ("my-model", "digits")):
         message = refusal(recbole_pos.register_model, mine.Markov, name=name)
         assert name in message and holder in message

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -72,7 +72,10 @@ class Dataset:
         split: the log with the part of every interaction and the targets, see ``targets.py``.
         held_out: ``HeldOut`` of ``identity.py``: data later than those of the run; None if none
             were held out.
+        has_log: whether there are interactions; a dataset read from a run for serving has none.
     """
+
+    has_log: ClassVar[bool] = True
 
     config: Options
     kinds: dict[str, str]

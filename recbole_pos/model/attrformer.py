@@ -56,8 +56,6 @@ from recbole_pos.relations.search import PackedSequences
 from recbole_pos.relations.tables import TIME, read_relations
 from recbole_pos.values import Options, shown
 
-MOST_EVENTS = 1 << 16  # interactions of histories that are encoded at once
-
 
 class AttrFormer(PosSASRec):
     """The backbone with relation-augmented heads, aggregation by users, and posterior targets
@@ -357,8 +355,7 @@ class AttrFormer(PosSASRec):
 
         Layers add to the state of an interaction the states of related ones, such as of the same
         brand. Here these are older ones of the same history, and the *bank*, training interactions
-        of some users. One history is not related to another. So the histories are encoded in parts,
-        each with the whole bank, which bounds the memory.
+        of some users. One history is not related to another.
 
         Args:
             newest: [b] int64 row of the newest interaction of each history, in the log.
@@ -375,21 +372,13 @@ class AttrFormer(PosSASRec):
         if not self.linked:
             start = np.maximum(start, end - self.max_seq_length)
 
-        # Cut the list of histories where their interactions exceed the next multiple of MOST_EVENTS
-        part_number = np.cumsum(end - start) // MOST_EVENTS  # [b] such as 0, 0, 1, 1, 1
-        cuts = np.flatnonzero(np.diff(part_number)) + 1  # first history of a further part, as 2
-
-        bank = self._pack_bank(lookup.users[newest], lookup)  # None if there is no bank
-        states = []
-        for first, after in zip(np.split(start, cuts), np.split(end, cuts), strict=True):
-            sequences = lookup.pack_histories(first, after, is_bank=False)
-            # predict after the last interaction of each history, an index among all of this part
-            queries = torch.from_numpy(np.cumsum(after - first) - 1)
-            if bank is not None:
-                sequences = sequences + bank  # the bank behind the histories
-            batch = self.gather(sequences, queries, lookup)  # with items, times and relations
-            states.append(super().encode(batch))  # applies the layers: [histories of the part, d]
-        return torch.cat(states)
+        sequences = lookup.pack_histories(start, end, is_bank=False)
+        # predict after the last interaction of each history, an index among all of the batch
+        queries = torch.from_numpy(np.cumsum(end - start) - 1)
+        bank = self._pack_bank(lookup.users[newest], lookup)
+        if bank is not None:
+            sequences = sequences + bank  # the bank behind the histories
+        return super().encode(self.gather(sequences, queries, lookup))
 
     def gather(
         self, sequences: PackedSequences, queries: Tensor | None, lookup: RelationLookup

@@ -30,8 +30,11 @@ from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.layers.sequence_batch import Features, SequenceBatch
-from recbole_pos.model.content import add_content
-from recbole_pos.model.side_features import build_event_features, build_item_features, has_log
+from recbole_pos.model.side_information import (
+    add_content,
+    build_event_features,
+    build_item_features,
+)
 from recbole_pos.values import SECONDS, Options, check_choice
 from recbole_pos.yaml_files import list_property_files
 
@@ -69,7 +72,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     # other targets of the batch (in_batch), from how often it is a target. A run that is loaded for
     # serving does not train: there any counts will do.
     counts = np.ones(dataset.item_num)
-    if has_log(dataset):
+    if dataset.has_log:
         counts = dataset.target_counts if kind == "in_batch" else dataset.popularity
     counts = counts if candidates is None else counts[candidates.numpy()]
     return SampledLoss(counts=torch.from_numpy(counts), **options)
@@ -121,7 +124,7 @@ class PosRecommender(SequentialRecommender):
         # 1/n. ``LaterTargets`` finds them among the dataset's interactions. None for n = 1.
         self.later_targets: LaterTargets | None = None
         num_targets = config["target_window"]
-        if num_targets > 1 and has_log(dataset):
+        if num_targets > 1 and dataset.has_log:
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
 
         # A trained vector for each item. Content vectors, of texts for example, are added to them
@@ -195,7 +198,7 @@ class PosRecommender(SequentialRecommender):
         Returns:
             [k, d].
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define encode")
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """Return a batch with ``extras``, what a model computes of it before a training step.
@@ -465,9 +468,14 @@ class PosRecommender(SequentialRecommender):
 
     # --- RecBole's methods, which take its rows ---
 
-    def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return the loss of RecBole's rows, one target each."""
-        return self.window_loss(self.pack(interaction))
+    def calculate_loss(self, interaction: Interaction | SequenceBatch) -> Tensor:
+        """Return the loss of RecBole's rows, one target each.
+
+        Args:
+            interaction: the rows; or a batch, if the data loader has packed them for a GPU already.
+        """
+        is_packed = isinstance(interaction, SequenceBatch)
+        return self.window_loss(interaction if is_packed else self.pack(interaction))
 
     def compute_states(self, rows: Interaction) -> Tensor:
         """Return the states [B, d] that predict the target of each of RecBole's rows.

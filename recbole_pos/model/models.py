@@ -250,10 +250,6 @@ def _register(model: type, defaults: Defaults | None, name: str, module: str | N
 def _require_recommender(model: Any) -> None:
     """Raise UsageError unless ``model`` is the class of a model that can be trained here.
 
-    A class that extends RecBole's recommenders must define a loss (``calculate_loss``) and scores
-    (``predict`` or ``full_sort_predict``). One that extends the plugin's ``PosRecommender`` must
-    define ``encode`` or ``calculate_loss``, and inherits the rest.
-
     Args:
         model: what a user has given as a model.
     """
@@ -262,26 +258,14 @@ def _require_recommender(model: Any) -> None:
     from recbole.model.abstract_recommender import AbstractRecommender
     from recbole.utils import ModelType
 
-    from recbole_pos.model.base import PosRecommender
-
-    path = import_path(model)  # module and name, for messages
     # RecBole's classes have an attribute ``type``: of histories, or of users and items
     kinds = (ModelType.SEQUENTIAL, ModelType.GENERAL, ModelType.TRADITIONAL)
     if not issubclass(model, AbstractRecommender) or getattr(model, "type", None) not in kinds:
         raise UsageError(
-            f"model {path} is no recommender that can run here: expected a class that extends "
-            "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
+            f"model {import_path(model)} is no recommender that can run here: expected a class "
+            "that extends recbole_pos.PosRecommender, or RecBole's SequentialRecommender or "
+            "GeneralRecommender"
         )
-    # of each tuple of methods the class must define one
-    base: type = AbstractRecommender
-    required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
-    if issubclass(model, PosRecommender):
-        base, required = PosRecommender, [("encode", "calculate_loss")]
-    for names in required:
-        # a method that the class does not define is the base class's, which does nothing
-        is_defined = [getattr(model, name) is not getattr(base, name) for name in names]
-        if not any(is_defined):
-            raise UsageError(f"model {path} defines no {' and no '.join(names)}")
 
 
 def _read_base_defaults(model: type) -> dict[str, Any]:

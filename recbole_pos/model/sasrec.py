@@ -20,7 +20,6 @@ from recbole_pos.layers.gated_blocks import build_layer
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.model.side_features import has_log
 from recbole_pos.position.build import Schemes, build_schemes
 from recbole_pos.values import Options
 
@@ -73,7 +72,7 @@ class PosSASRec(PosRecommender):
 
         # If a scheme reads times, those of the dataset are checked. ``assume_order`` names the
         # schemes for which times must not fall from one interaction of a user to the next.
-        if self.needs_time and has_log(dataset):
+        if self.needs_time and dataset.has_log:
             self._check_times_of_schemes(dataset, config["timestamp_unit"], schemes.assume_order)
 
     def _build_schemes(self, config: Options, dataset: Dataset) -> Schemes:

@@ -116,7 +116,7 @@ class NativeAdapter(RecBoleAdapter):
                 class that extends it redefines ``window_loss``.
         """
         if not packed:
-            return self._row_loss
+            return self.model.calculate_loss
         # the model's class and those that it extends, the most derived first
         classes = type(self.model).__mro__
         row_class = next(cls for cls in classes if "calculate_loss" in vars(cls))
@@ -127,17 +127,6 @@ class NativeAdapter(RecBoleAdapter):
                 "one target; set augmentation: prefix, or define window_loss, that of windows"
             )
         return self._window_loss
-
-    def _row_loss(self, rows: Interaction | SequenceBatch) -> Tensor:
-        """Return the loss of a batch that has one target for each history.
-
-        Args:
-            rows: RecBole's rows. If they are trained on a GPU, the data loader may have packed them
-                already, as a batch without padding.
-        """
-        if isinstance(rows, SequenceBatch):
-            return self.model.window_loss(rows)
-        return self.model.calculate_loss(rows)
 
     def find_kept_table(self) -> nn.Parameter | None:
         """Return the table of item vectors if its gradient should be kept from step to step.

@@ -1,8 +1,12 @@
-"""Content vectors in a model: ``item_vectors`` and how they are used.
+"""Side information in a model: fields of items, users and interactions, and content vectors.
 
-With e_i the vector of an item's id, c_i its content vector less the mean and scaled (or whitened),
-t_i 1 for an item that has an interaction in training and 0 for any other, and
-MLP(c) = W_2 gelu(W_1 c + b_1) + b_2, the vector of an item, at the input and in scores, is
+Fields (``item_features``, ``user_features``, ``event_features``) are embedded, and added to the
+vectors of items and interactions.
+
+Content vectors of items (``item_vectors``) are used in one of three ways. With e_i the vector of an
+item's id, c_i its content vector less the mean and scaled (or whitened), t_i 1 for an item that has
+an interaction in training and 0 for any other, and MLP(c) = W_2 gelu(W_1 c + b_1) + b_2, the vector
+of an item, at the input and in scores, is
 
 ======= ============================================================================
 use     x_i
@@ -23,7 +27,7 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +35,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.dataset import Dataset, read_feature_names, read_features
 from recbole_pos.data.item_vectors import read_vectors
+from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.features import EventFeatures, ItemFeatures, PeriodicField, TokenField
 from recbole_pos.values import Options
 
 _SHRINK = 1e-3  # share of the mean variance added to all, so that empty directions stay small
@@ -368,3 +374,79 @@ def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:
     values, notices = read_vectors(config["item_vectors"], item_tokens)
     model.notices += notices
     return values
+
+
+def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
+    """Build the module that adds fields of items, such as a brand, to their vectors.
+
+    Args:
+        config: options; ``item_features`` names the fields.
+        dataset: training part of a dataset, which has the values for all items.
+
+    Returns:
+        The module; None if no field is named.
+    """
+    columns = read_features(dataset, "item_features")
+    embeddings = _build_embeddings(config, dataset, columns)
+    return ItemFeatures(embeddings, columns) if embeddings else None
+
+
+def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | None:
+    """Build the module that adds fields of interactions and of users to the input of a model.
+
+    Numbers of interactions are standardised by those of training. If a run is loaded for serving,
+    without interactions, mean and deviation come with its weights.
+
+    Args:
+        config: options; ``event_features`` and ``user_features`` name the fields.
+        dataset: training part of a dataset.
+
+    Returns:
+        The module, or None without such fields.
+    """
+    # the values of each field, by its name; of interactions those in training only
+    of_events: Mapping[str, Tensor | None]
+    of_users: Mapping[str, Tensor | None]
+    if dataset.has_log:
+        columns = read_features(dataset, "event_features")
+        is_trained = torch.from_numpy(dataset.part == TRAIN)
+        of_events = {name: column[is_trained] for name, column in columns.items()}
+        of_users = read_features(dataset, "user_features")
+    else:  # names without values
+        of_events = dict.fromkeys(read_feature_names(config, "event_features"))
+        of_users = dict.fromkeys(read_feature_names(config, "user_features"))
+
+    # a module for each field, by its name
+    events = _build_embeddings(config, dataset, of_events)
+    users = _build_embeddings(config, dataset, of_users)
+    return EventFeatures(events, users) if events or users else None
+
+
+def _build_embeddings(
+    config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
+) -> dict[str, nn.Module]:
+    """Build the module that embeds the values of each field as vectors.
+
+    Tokens, such as brands, get a learned vector each; numbers are embedded by sines and cosines.
+
+    Args:
+        config: options of the model.
+        dataset: has the tokens of fields.
+        columns: values [n] or [n, s] of each field, by which numbers are standardised; None if they
+            are not known, as when a run is loaded.
+
+    Returns:
+        Module by name of the field.
+    """
+    size, std = config["hidden_size"], config["initializer_range"]
+    embeddings: dict[str, nn.Module] = {}
+    for name, column in columns.items():
+        # a field of tokens; any other has numbers
+        if name in dataset.field2id_token:
+            is_list = column is not None and column.dim() > 1
+            embeddings[name] = TokenField(len(dataset.field2id_token[name]), size, std, is_list)
+            continue
+
+        numbers = np.empty(0) if column is None else column.double().numpy()
+        embeddings[name] = PeriodicField(numbers[np.isfinite(numbers)], size)
+    return embeddings
