@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.experiment.callbacks import Callback as Callback
-    from recbole_pos.experiment.evaluate import evaluate as evaluate
     from recbole_pos.experiment.folder import Result as Result
     from recbole_pos.experiment.run import attach as attach
+    from recbole_pos.experiment.run import evaluate as evaluate
     from recbole_pos.experiment.run import run as run
     from recbole_pos.experiment.run import update as update
     from recbole_pos.layers.hooks import AttentionPosition as AttentionPosition
@@ -46,13 +46,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 plug.install()
 
 _MODULES = {
-    **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),
+    **dict.fromkeys(("attach", "evaluate", "run", "update"), "recbole_pos.experiment.run"),
     **dict.fromkeys(("convert", "Dataset"), "recbole_pos.conversion.convert"),
     "split": "recbole_pos.referee.split",
-    "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",
-    "run": "recbole_pos.experiment.run",
     **dict.fromkeys(("fit", "load"), "recbole_pos.serve.fit"),
     "export": "recbole_pos.serve.export",
     "recommend": "recbole_pos.serve.recommend",

@@ -323,8 +323,7 @@ def cluster(notes_of_workers) -> Path:
 @pytest.fixture
 def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``compare`` train in the process of the test, without a start and a wait."""
-    from recbole_pos.runs.local_runs import LocalRuns
-    from recbole_pos.runs.worker import train_run
+    from recbole_pos.runs.training_runs import LocalRuns, train_run
     from recbole_pos.study import comparing, dispatcher
 
     class RunsHere(LocalRuns):

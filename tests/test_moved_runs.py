@@ -99,20 +99,6 @@ def test_models_that_read_more_say_why(tmp_path) -> None:
             assert len(model.recommend(histories=[history], k=3)) == 3
 
 
-def test_a_damaged_table_of_names_is_refused(here, refused) -> None:
-    """A name twice, other columns, an item too many, half a file."""
-    file = Path("run/known.parquet")
-    table = pd.read_parquet(file).astype({"field": str})
-    last = table[table["field"] == "item_id"].tail(1)
-    twice = table.assign(token=table["token"].mask(table.index == last.index[0], "i1"))
-    more = pd.concat([table, last.assign(token="another")])
-    for damaged in (twice, table.iloc[:, :2], more):
-        damaged.to_parquet(file, index=False)
-        refused("similar run i1", "run/")
-    file.write_bytes(file.read_bytes()[:99])
-    refused("similar run i1", "known.parquet is damaged")
-
-
 def test_other_data_are_refused(here, tmp_path) -> None:
     data = write_atomic(make_log(seed=1), tmp_path / "other")
     config = Path("run/config.yaml").read_text()

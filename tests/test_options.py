@@ -134,7 +134,7 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
         ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
         ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "only without time_base"),
         ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
-        ("PosSASRec", {"new_items": "brand"}, "only with update_from"),
+        ("PosSASRec", {"train_only": ["rope"]}, "only with init_from"),
     ],
     ids=str,
 )
@@ -163,7 +163,7 @@ def test_an_option_that_nothing_reads_is_refused(
 def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
     for model, options in (
         ("KernelAttention", {"kernel_l": "full", "kernel_band": 5}),
-        ("SASRec", {"log_wandb": False, "logger": ["mlflow", "wandb"], "wandb_project": "mine"}),
+        ("SASRec", {"log_wandb": False, "logger": ["wandb"], "wandb_project": "mine"}),
         ("TORoPE", {"time_min_period": 3.0}),
     ):
         PosConfig(model, "ml-100k", None, options)

@@ -12,7 +12,7 @@ from small_study import BASE, NOPE, ROWS, plan, train
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs import DONE, FAILED, local_runs
+from recbole_pos.runs import DONE, FAILED, training_runs
 from recbole_pos.study.collecting import collect_results
 from recbole_pos.study.comparing import _require_metrics
 from recbole_pos.study.dispatcher import ActiveRuns
@@ -70,7 +70,7 @@ def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypat
     made = plan(tiny, base={**BASE, "data_path": str(tiny), "plugins": ["json.tool"]})
     scheduler = Scheduler(made, StudyFolder(tmp_path / "my study"))
     runs = ActiveRuns(scheduler, CompareArguments(), Reporter(False), {"PosSASRec"})
-    monkeypatch.setattr(local_runs, "start_server", lambda: None)
+    monkeypatch.setattr(training_runs, "start_server", lambda: None)
     monkeypatch.setattr(runs, "start", interrupt)
     command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"
     with pytest.raises(KeyboardInterrupt, match=re.escape(f"continue with `{command}`")):

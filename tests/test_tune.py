@@ -26,7 +26,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.worker import Resources, SharedData, explain_failure, train_run
+from recbole_pos.runs.training_runs import Resources, SharedData, train_run
 from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
 from recbole_pos.tuning.search_plan import plan_search, resume_search
@@ -361,4 +361,3 @@ def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
         gone = str(tmp_path / "none")
         facts = train_run({}, str(tmp_path / folder), None, Resources(), tested_run=gone)
         assert (facts["status"], facts["lost"]) == ("failed", lost), facts["reason"]
-    assert explain_failure(MemoryError()).startswith("out of memory")

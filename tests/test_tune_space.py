@@ -17,7 +17,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.runs.worker import SharedData
+from recbole_pos.runs.training_runs import SharedData
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
 from recbole_pos.tuning.space import Space, read_space
 from recbole_pos.tuning.trials import ResumableSampler, Trial, TrialTable

@@ -121,9 +121,8 @@ def test_attributes_may_change(tmp_path, capsys) -> None:
     assert "values of kind have changed" in capsys.readouterr().out
 
 
-def update(folder: Path, name: str = "new", new_items: str | None = None, **options: Any) -> Path:
-    more = {"run_dir": folder / name, "new_items": new_items, "verbose": False}
-    recbole_pos.update(folder / "old", options, **more)
+def update(folder: Path, name: str = "new", **options: Any) -> Path:
+    recbole_pos.update(folder / "old", options, folder / name, verbose=False)
     return folder / name
 
 
@@ -175,29 +174,6 @@ def test_held_out_interactions_are_not_those_of_the_earlier_training(tmp_path) -
         update(tmp_path, epochs=1)
     write_atomic(log[~of_user], tmp_path)
     update(tmp_path, "other", epochs=1)
-
-
-def test_new_items_from_their_attribute(tmp_path) -> None:
-    log = make_log()
-    items = pd.DataFrame({"item_id:token": sorted(log["item_id"].unique())})
-    items["kind:token_seq"] = [f"k{number % 3} m{number % 4}" for number in range(len(items))]
-    file = write_atomic(log, tmp_path) / "tiny" / "tiny.item"
-    items.to_csv(file, sep="\t", index=False)
-    load_col = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
-    train(tmp_path, tmp_path / "old", "FPARec", load_col=load_col)
-    old = vectors(tmp_path / "old")
-    write_atomic(grow(log, shuffle=False), tmp_path)
-    items.loc[len(items)] = ("a new item", "k1 k1 m2 of no other")
-    items.to_csv(file, sep="\t", index=False)
-    new = vectors(update(tmp_path, epochs=1, learning_rate=1e-30, new_items="kind"))
-    known = list(items.iloc[:-1].itertuples(index=False))
-    means = [
-        np.mean([old[name] for name, kinds in known if token in kinds.split()], axis=0)
-        for token in ("k1", "m2")
-    ]
-    np.testing.assert_allclose(new["a new item"], np.mean(means, axis=0), rtol=1e-5, atol=1e-8)
-    with pytest.raises(UsageError, match="kinds"):
-        update(tmp_path, "third", epochs=1, new_items="kinds")
 
 
 def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:

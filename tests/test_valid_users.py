@@ -12,7 +12,7 @@ from conftest import small
 import recbole_pos
 from recbole_pos.data.loaders import sample_users
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
+from recbole_pos.experiment.run import describe_evaluation, evaluate
 
 
 def validated(tiny: Path, model: str, **options) -> set[tuple[str, int]]:

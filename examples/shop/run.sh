@@ -22,7 +22,7 @@ recbole-pos similar live "red kites starter set" -k 5
 # 5. a week later: known products are recommended at once, new ones after an update
 recbole-pos convert later.csv --name shop --user customer --item product --time "bought at" --drop "order no" --overwrite
 recbole-pos recommend live -k 20 --exclude_seen --out recommendations.parquet
-recbole-pos update live --run_dir live-2 --new_items category "$@"
+recbole-pos update live --run_dir live-2 "$@"
 
 # 6. out of Python, or behind HTTP
 recbole-pos export live-2 --format onnx --to exported

@@ -197,13 +197,12 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
     # ``overrides`` has the options that are given as --key value, by key.
     settings = read_settings(args, arguments.AttachArguments)
-    attach(args.trained, args.schemes, overrides, settings=settings)
+    attach(args.trained, args.schemes, overrides, **vars(settings))
 
 
 @Command.register(
     "update",
     _TRAINED_RUN,
-    option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
     arguments.AttachArguments,
     takes_options=True,
 )
@@ -219,7 +218,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     # ``settings`` say where the new run is written and what is printed; ``overrides`` has the
     # options that are given as --key value, by key.
     settings = read_settings(args, arguments.AttachArguments)
-    update(args.trained, overrides, new_items=args.new_items, settings=settings)
+    update(args.trained, overrides, **vars(settings))
 
 
 @Command.register("models", _PLUGINS)
@@ -303,10 +302,10 @@ def _inspect_because(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     """Compute metrics of a trained run, also other ones than it was tested with.
 
-    They are computed from the ranks that the run has kept where these suffice, otherwise by its
-    best weights, which needs the dataset. MAP and MRR of one target are the same number.
+    They are computed with its best weights, on the dataset of the run. MAP and MRR of one target
+    are the same number.
     """
-    from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
+    from recbole_pos.experiment.run import describe_evaluation, evaluate
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 

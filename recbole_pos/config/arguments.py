@@ -71,7 +71,6 @@ class RunArguments(AttachArguments):
 
     resume: str | Path | None = _arg(None, "continue an interrupted run", "RUN_DIR")
     nproc: int = _arg(1, "processes that train together (1)", "N")
-    max_restarts: int = _arg(3, "restarts from the last epoch when one is killed (3)", "N")
 
 
 @dataclass(frozen=True)

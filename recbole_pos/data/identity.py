@@ -114,14 +114,7 @@ class Vocabulary:
         Args:
             table: a row for each name, with columns ``field``, ``token`` and ``events``.
             user_field, item_field: names of the fields of users and items.
-
-        Raises:
-            ValueError: if it is not such a table.
         """
-        has_columns = tuple(table) == ("field", "token", "events")
-        if not has_columns or table.duplicated(["field", "token"]).any():
-            raise ValueError("expected columns field, token, events, and each name of a field once")
-
         # The rows of a field are in the order of ids from 1 on; padding, id 0, is put before them.
         # Users and items are there even if the table has no rows of them (a run may have left out
         # all users): they have only padding then.

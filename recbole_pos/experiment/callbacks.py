@@ -1,11 +1,10 @@
 """Callbacks: what a user runs during a training, and the loggers of the option ``logger``.
 
-A logger is a callback that writes epochs and test to TensorBoard, MLflow or Weights & Biases.
+A logger is a callback that writes epochs and test to TensorBoard or Weights & Biases.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from recbole_pos.config.checks import as_list
-from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 from recbole_pos.version import __version__, find_commit
 
@@ -60,7 +58,7 @@ def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
 class MetricLogger(Callback):
     """Writes the metrics of epochs and test to a tracker of experiments.
 
-    A subclass for one tracker, such as MLflow, overrides ``begin``, ``write`` and ``end``.
+    A subclass for one tracker, such as TensorBoard, overrides ``begin``, ``write`` and ``end``.
     """
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
@@ -116,9 +114,9 @@ class TensorBoardLogger(MetricLogger):
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
         # Write into the folder of the run; tags become a text with a line for each.
-        # _require imports a module, or names the package to install.
-        tensorboard = _require("torch.utils.tensorboard", "tensorboard")
-        self.board = tensorboard.SummaryWriter(folder / "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter  # only where it is used: it takes seconds
+
+        self.board = SummaryWriter(folder / "tensorboard")
         lines = [f"{name}: {text}" for name, text in tags.items()]
         self.board.add_text("run", "  \n".join(lines))  # two spaces break a line in markdown
 
@@ -128,35 +126,6 @@ class TensorBoardLogger(MetricLogger):
 
     def end(self, is_finished: bool) -> None:
         self.board.close()
-
-
-class MLflowLogger(MetricLogger):
-    """Writes to MLflow, in the experiment of the dataset."""
-
-    def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
-        """Begin a run in MLflow, which groups runs into experiments: here, one for each dataset.
-
-        Args:
-            config: configuration, whose options are stored as parameters.
-            folder: folder of the run, whose name the run in the tracker gets.
-            tags: texts by name that identify the run.
-        """
-        # _require imports a module, or names the package to install.
-        self.client = _require("mlflow", "mlflow-skinny").MlflowClient()
-        title = config["dataset"]
-        experiment = self.client.get_experiment_by_name(title)
-        number = experiment.experiment_id if experiment else self.client.create_experiment(title)
-        run = self.client.create_run(number, run_name=folder.name, tags=tags)
-        self.run_id = run.info.run_id
-        for key, value in config.plain.items():  # the options as they are given
-            self.client.log_param(self.run_id, key, str(value)[:500])  # MLflow allows 500
-
-    def write(self, values: dict[str, float], epoch: int) -> None:
-        for name, value in values.items():  # MLflow allows no @ in names
-            self.client.log_metric(self.run_id, name.replace("@", "_at_"), value, step=epoch)
-
-    def end(self, is_finished: bool) -> None:
-        self.client.set_terminated(self.run_id, "FINISHED" if is_finished else "FAILED")
 
 
 class WandbLogger(MetricLogger):
@@ -170,8 +139,9 @@ class WandbLogger(MetricLogger):
             folder: folder of the run, in which W&B writes its files.
             tags: texts by name that identify the run.
         """
-        # _require imports a module, or names the package to install.
-        self.run = _require("wandb", "wandb").init(
+        import wandb  # which not every user has installed
+
+        self.run = wandb.init(
             project=config["wandb_project"],
             name=folder.name,
             dir=str(folder),
@@ -187,7 +157,6 @@ class WandbLogger(MetricLogger):
 
 LOGGERS: dict[str, type[MetricLogger]] = {
     "tensorboard": TensorBoardLogger,
-    "mlflow": MLflowLogger,
     "wandb": WandbLogger,
 }
 
@@ -200,19 +169,3 @@ def make_loggers(config: Options) -> list[Callback]:
     if config["tensorboard"]:
         names.append("tensorboard")
     return [LOGGERS[name]() for name in dict.fromkeys(names)]
-
-
-def _require(module: str, package: str) -> Any:
-    """Import and return a module of a tracker of experiments, which not every user has installed.
-
-    Args:
-        module: full name of the module.
-        package: name of the package that has it, for pip.
-
-    Raises:
-        UsageError: if it is not installed; says how to install it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UsageError(f"logger: needs {package}: pip install {package}") from error

@@ -298,7 +298,6 @@ def capture_state(trainer: Any) -> dict[str, Any]:
         "weights": trainer.best_weights if is_best else extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
         "optimizer": trainer.optimizer.state_dict(),
-        "scaler": trainer.scaler.state_dict(),
         "random": get_random_state(),
         "loader": None if generator is None else generator.get_state(),
         "steps": trainer.steps,
@@ -332,7 +331,6 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         _restore_weights(trainer, state, file)
         _restore_optimizer(trainer.optimizer, state["optimizer"])
         trainer.steps = state["steps"]  # number of steps taken so far
-        trainer.scaler.load_state_dict(state["scaler"])  # by what losses are multiplied in fp16
         set_random_state(state["random"])
         if state["loader"] is not None and train_data is not None:
             train_data.generator.set_state(state["loader"])

@@ -45,24 +45,28 @@ def check_device(config: PosConfig) -> None:
             if torch does not see that GPU.
 
     Raises:
-        UsageError: also if the device does not have the precision, see :func:`check_precision`.
+        UsageError: if the user asks for a GPU, and torch sees none of this number.
     """
     # Without a GPU, an empty option means the CPU, and so does RecBole's default (ANY_GPU, "0").
     gpu_id = str(config.plain["gpu_id"]).strip()
     is_on_cpu = config["device"].type == "cpu"
     if is_on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
         raise UsageError(f"gpu_id: {shown(gpu_id)} is not there; --use_gpu=False trains on the CPU")
-    check_precision(config)
 
 
-def check_precision(config: Options) -> None:
-    """Refuse float16 without a GPU, where torch cannot train in it.
+def configure_for_gpus(plain: dict[str, Any], gpu_id: str) -> PosConfig:
+    """Return the configuration with which one process trains on its own GPUs.
 
     Args:
-        config: configuration, with ``precision`` and the device.
+        plain: options of the whole run, which were checked when it began.
+        gpu_id: numbers of the GPUs of this process, such as "0,1"; "" for CPUs.
     """
-    if config["device"].type == "cpu" and config["precision"] == "fp16":
-        raise UsageError("precision: fp16 needs a GPU; without one, start a run in fp32")
+    # Without ``strict``, options are not checked again.
+    config = PosConfig(config_dict={**plain, "gpu_id": gpu_id}, strict=False)
+    # The options in ``plain`` are written into the run folder. There ``gpu_id`` stays that of the
+    # whole run, so that a resumed run uses all of its GPUs.
+    config.plain["gpu_id"] = plain["gpu_id"]
+    return config
 
 
 def describe_device(config: Options) -> dict[str, Any]:
@@ -101,7 +105,6 @@ def _describe_cpu() -> str:
     return f"{model}, {instructions}" if model else instructions
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # All but cuDNN's attention, torch's first choice in half precision: it plans for 4 ms on the host
 # for every new shape, which nearly every batch has: 60% of an epoch of ml-1m's sizes on an H200.
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -109,13 +112,12 @@ _PRECISION_WORDS = {
     "fp32": "float32",
     "tf32": "float32 with TF32 products",
     "bf16": "float32 with bfloat16 products",
-    "fp16": "float32 with float16 products",
 }
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision in which a run trains, fp32, tf32, bf16 or fp16, and the type of its device."""
+    """The precision in which a run trains, fp32, tf32 or bf16, and the type of its device."""
 
     name: str
     device: str
@@ -140,17 +142,17 @@ class Precision:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Compute products in half precision in a ``with`` block, if a run trains in bf16 or fp16.
+        """Compute products in bfloat16 in a ``with`` block, if that is the precision of the run.
 
         The name of the run's precision is ``name``. For fp32 and tf32 nothing changes.
         """
-        if self.name not in _DTYPES:  # it has torch's types of bf16 and fp16 only
+        if self.name != "bf16":
             yield
             return
         # torch has several implementations of attention. It may choose among those in _ATTENTION,
         # which are all but cuDNN's: that one needs milliseconds to prepare for each new shape, and
         # nearly every batch has a new shape.
-        with torch.autocast(self.device, _DTYPES[self.name]), sdpa_kernel(_ATTENTION):
+        with torch.autocast(self.device, torch.bfloat16), sdpa_kernel(_ATTENTION):
             yield
 
     @contextmanager
@@ -168,22 +170,8 @@ class Precision:
         finally:
             torch.set_float32_matmul_precision(previous)
 
-    def make_scaler(self) -> torch.amp.GradScaler:
-        """Return a scaler of losses, which keeps small gradients; it is enabled under fp16 only."""
-        return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")
-
 
 # --- memory ---
-
-_OUT_OF_MEMORY = re.compile("out of memory|allocate memory|not enough memory", re.IGNORECASE)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means too little memory; those of torch are known by their text.
-
-    ``_OUT_OF_MEMORY`` is a pattern of such texts, as "out of memory" in any case.
-    """
-    return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def require_score_memory(config: Options, dataset: Dataset, num_items: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import traceback
 from collections import deque
 from dataclasses import replace
@@ -85,8 +84,7 @@ def _describe_lookahead(model: nn.Module) -> str | None:
 def locate_in_custom_code(error: BaseException) -> str | None:
     """Find where in custom code an exception was raised, or passed through.
 
-    Custom code is the modules of registered models and position schemes, and other modules in the
-    same folders.
+    Custom code is the modules of registered models and position schemes.
 
     Args:
         error: the exception, with its traceback.
@@ -94,19 +92,15 @@ def locate_in_custom_code(error: BaseException) -> str | None:
     Returns:
         The innermost such place, as "mine.py, line 12"; None if there is none.
     """
-    # Where custom code stands: the modules of registered classes, and the folders of their files.
     # MODELS has models, SCHEMES position schemes; ``added`` are the custom ones by name.
     registrations = (*MODELS.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
-    folders = {os.path.dirname(file) for file in files if file}
 
     # The traceback goes from the outermost call to the innermost; the last place found wins.
     location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if frame.f_globals.get("__name__") in modules or os.path.dirname(file) in folders:
-            location = f"{os.path.basename(file)}, line {line}"
+        if frame.f_globals.get("__name__") in modules:
+            location = f"{os.path.basename(frame.f_code.co_filename)}, line {line}"
     return location
 
 

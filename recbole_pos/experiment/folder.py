@@ -28,7 +28,7 @@ from recbole_pos.data.protocol import (
     masks_history,
     warn_of_repeats,
 )
-from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
+from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
 from recbole_pos.values import Options, shown
 from recbole_pos.version import __version__
@@ -82,9 +82,7 @@ class RunFolder:
         Raises:
             UsageError: if it holds a run already, or cannot be created.
         """
-        if not path:
-            return cls(_make_new_folder(dataset, model))
-        folder = cls(path)
+        folder = cls(path or find_unused_path(dataset, model))
         folder.require_unused()
         make_folder(folder.path)
         return folder
@@ -216,17 +214,11 @@ class RunFolder:
         Returns:
             The names with their numbers of interactions; None if the folder has no such file, as
             that of a .pth file that RecBole's own functions wrote.
-
-        Raises:
-            CheckpointError: if the file is damaged.
         """
         if not self.names.is_file():
             return None
         fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        try:
-            return Vocabulary.from_table(pd.read_parquet(self.names), *fields)
-        except Exception as error:  # damaged metadata of the table make pandas raise any error
-            raise CheckpointError(f"{self.names} is damaged: {shown(str(error))}") from error
+        return Vocabulary.from_table(pd.read_parquet(self.names), *fields)
 
 
 def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
@@ -249,31 +241,11 @@ def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
     return path
 
 
-def _make_new_folder(dataset: str, model: str) -> Path:
-    """Create a folder saved/<dataset>/<model>/<time> that did not exist, and return its path."""
-    while True:
-        path = find_unused_path(dataset, model)
-        with suppress(FileExistsError):  # another process has just created it: take the next name
-            make_folder(path, exist_ok=False)
-            return path
-
-
-def make_folder(path: Path, exist_ok: bool = True) -> None:
-    """Create a folder and its parents.
-
-    Args:
-        path: the folder.
-        exist_ok: whether it may exist already.
-
-    Raises:
-        FileExistsError: if the folder exists, and ``exist_ok`` is false.
-        UsageError: if it cannot be created for another reason.
-    """
+def make_folder(path: Path) -> None:
+    """Create a folder, which may exist, and its parents; a UsageError if it cannot be created."""
     try:
-        path.mkdir(parents=True, exist_ok=exist_ok)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if isinstance(error, FileExistsError) and not exist_ok:
-            raise
         raise UsageError(f"cannot create {path}: {error.strerror}") from error
 
 

@@ -15,6 +15,7 @@ import gc
 import itertools
 import logging
 import os
+import pickle
 import signal
 import tempfile
 import time
@@ -30,17 +31,17 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from recbole_pos import errors
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import keep_working_directory_out
-from recbole_pos.errors import Interrupted, TrainingError, UsageError, handle_signals
-from recbole_pos.experiment.device import count_cores
+from recbole_pos.errors import Interrupted, PosError, TrainingError, UsageError, handle_signals
+from recbole_pos.experiment.device import configure_for_gpus, count_cores
 from recbole_pos.experiment.folder import Result, RunFolder, find_unused_path
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 
+MAX_RESTARTS = 3  # from the last epoch, when a process is killed
 _GRACE = 30  # seconds in which torch ends a process that has lost another one
 _GROUP_NUMBERS = itertools.count()  # equal in all processes, which run the same script
 
@@ -76,7 +77,7 @@ def run_in_parallel(
 ) -> Result | None:
     """Train one model in ``args.nproc`` processes of this machine, as torchrun would.
 
-    torch starts all processes again when one is killed, at most ``args.max_restarts`` times.
+    torch starts all processes again when one is killed, at most ``MAX_RESTARTS`` times.
 
     Args:
         args: arguments of the run.
@@ -94,15 +95,16 @@ def run_in_parallel(
     folder = RunFolder(args.resume or new_path)
     new_run_dir = None if args.resume else folder.path
     gpus = list_gpus(config, args.nproc)
-    classes = pack(config["model"])  # of models and schemes that users have registered
+    packed_classes = pack(config["model"])  # of models and schemes that users have registered
 
     # Start the processes and wait for their end. ``failure`` is what torch's launcher tells of the
     # first process that failed. It is None after a success.
     with tempfile.TemporaryDirectory() as work:
         error_file = Path(work, "error")
+        arguments = args, config.plain, new_run_dir, gpus, packed_classes, error_file
         failure = None
         try:
-            results = _launch(work, args, config.plain, new_run_dir, gpus, classes, error_file)
+            results = _launch(work, args.nproc, arguments)
         except KeyboardInterrupt:
             if folder.checkpoint.is_file():
                 text = f"interrupted; continue with `{folder.resume_command}`"
@@ -116,49 +118,35 @@ def run_in_parallel(
         # A process that raises an error writes it into ``error_file``. Then the launcher may report
         # a failure, or none: processes that are started again find the file, and end at once.
         if error_file.is_file():
-            raise _read_error(error_file)
+            raise pickle.loads(error_file.read_bytes())
     if failure is not None:  # a process was killed, or failed before it reached our code
-        raise _explain_failure(failure, args.max_restarts)
+        raise _explain_failure(failure)
     return results[0]  # of the process of rank 0; the others have none
 
 
-def _read_error(file: Path) -> errors.PosError:
-    """Return the error that a process has written into a file, as ``UsageError: its message``.
-
-    One that is not of this package becomes a TrainingError with its name in the message.
-
-    Args:
-        file: the file. Only its beginning up to the first colon is the name of the error's class.
-    """
-    name, _, text = file.read_text("utf-8").partition(": ")
-    kinds = UsageError, errors.CheckpointError, errors.StorageError, TrainingError
-    kind = next((kind for kind in kinds if kind.__name__ == name), None)
-    return kind(text) if kind else TrainingError(f"{name}: {text}")
-
-
-def _explain_failure(failure: ProcessFailure, max_restarts: int) -> TrainingError:
+def _explain_failure(failure: ProcessFailure) -> TrainingError:
     """Return the error to raise when a process has ended without reporting an error itself.
 
     Args:
         failure: what torch's launcher reports of the process.
-        max_restarts: how many times torch has started the processes again before it gave up.
     """
     if failure.exitcode < 0:  # a signal has ended the process, such as a kill
         reason = failure.message
     else:  # it failed before it reached our code
         guard = '`if __name__ == "__main__":`'
         reason = f"it could not begin; in a script recbole_pos.run must stand under {guard}"
-    return TrainingError(f"a process of the run was lost after {max_restarts} restarts: {reason}")
+    return TrainingError(f"a process of the run was lost after {MAX_RESTARTS} restarts: {reason}")
 
 
-def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, Result | None]:
+def _launch(
+    log_folder: str, num_processes: int, arguments: tuple[Any, ...]
+) -> dict[int, Result | None]:
     """Start the processes of this machine, and return the result of each by its rank.
 
     Args:
         log_folder: folder for the files that torch's launcher writes.
-        args: arguments of the run, which say how many processes and restarts there may be. They
-            are also the first argument of :func:`_run_process`, which each process calls.
-        more_args: the other arguments of that function, the same for each process.
+        num_processes: number of processes.
+        arguments: those of :func:`_run_process`, which each process calls.
 
     Returns:
         Rank (number of a process, from 0) -> what :func:`_run_process` returned in it.
@@ -177,17 +165,17 @@ def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, R
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=args.nproc,
+        nproc_per_node=num_processes,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         logs_specs=DefaultLogsSpecs(log_dir=log_folder),
-        max_restarts=args.max_restarts,
+        max_restarts=MAX_RESTARTS,
     )
     # ``keep_working_directory_out``: the new processes import nothing from the working directory.
     with keep_working_directory_out(), _signals_as_without_torch():
-        return elastic_launch(config, _run_process)(args, *more_args)
+        return elastic_launch(config, _run_process)(*arguments)
 
 
 @contextmanager
@@ -217,21 +205,21 @@ def _run_process(
     plain: dict[str, Any],
     run_dir: str | Path | None,
     gpus: list[str],
-    packed: bytes,
+    packed_classes: bytes,
     error_file: Path,
 ) -> Result | None:
-    """Train as one of the processes that ``--nproc`` has started.
+    """Train as one of the processes that ``--nproc`` has started; write an error into a file.
 
-    torch starts all processes again whenever one of them fails. That helps after a kill, but an
+    torch starts all processes again when one of them fails. That helps if it was killed, but an
     error of the program would come again. So the first process with an error writes it into
-    ``error_file``, and processes that find this file end without training.
+    ``error_file``, and a process that finds this file at its start ends without training.
 
     Args:
         args: arguments of the run.
         plain: options of the whole run.
         run_dir: folder of a new run; None if a run is resumed.
         gpus: GPUs of the processes of this machine, see :func:`list_gpus`.
-        packed: models and schemes that users have registered, as bytes (``config.plugins.pack``).
+        packed_classes: models and schemes that users have registered (``config.plugins.pack``).
         error_file: file for the error, which does not exist before.
 
     Returns:
@@ -239,30 +227,37 @@ def _run_process(
     """
     if error_file.is_file():
         return None
-
-    def interrupt(*_: Any) -> None:
-        """Interrupt the training at the first signal, and ignore those that follow.
-
-        Two come at Ctrl-C: one from the terminal, one from the parent, which ends this process.
-        """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    unpack(packed)  # registers models and schemes of users, which a new process does not know
+    _interrupt_at_first_signal()
+    unpack(packed_classes)  # registers the classes, which a new process does not know
     try:
         return run_as_rank(args, plain, run_dir, gpus)
     except KeyboardInterrupt:
-        # The checkpoint is written. A kill ends the process a second sooner than Python would.
-        signal.raise_signal(signal.SIGKILL)
-        raise
+        # The last checkpoint is written by now. End at once: Python's own exit takes a second.
+        os._exit(Interrupted.exit_code)
     except Exception as error:
-        # Only the first process succeeds in creating the file.
-        with suppress(FileExistsError), error_file.open("x", encoding="utf-8") as file:
-            file.write(f"{type(error).__name__}: {error}")
+        # An error of a class of the user's cannot be read in the process that has started this one.
+        if not isinstance(error, PosError):
+            error = TrainingError(f"{type(error).__name__}: {error}")
+        # The mode "x" raises a FileExistsError if another process has written its error already.
+        with suppress(FileExistsError), error_file.open("xb") as file:
+            pickle.dump(error, file)
         raise
+
+
+def _interrupt_at_first_signal() -> None:
+    """Let the first SIGINT or SIGTERM raise a KeyboardInterrupt, and ignore those that follow.
+
+    At Ctrl-C two come: one from the terminal, and one from the process that has started this one.
+    """
+    stops = signal.SIGINT, signal.SIGTERM
+
+    def interrupt(*_: Any) -> None:
+        for number in stops:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in stops:
+        signal.signal(number, interrupt)
 
 
 def run_as_rank(
@@ -295,7 +290,7 @@ def run_as_rank(
             logging.getLogger(__name__).warning(text)
         is_first = rank == 0  # only the first process prints
         reporter = Reporter(args.verbose and is_first)
-        return train(_make_rank_config(plain, gpu), resumed_folder, run_dir, reporter)
+        return train(configure_for_gpus(plain, gpu), resumed_folder, run_dir, reporter)
 
 
 def _find_resumed_folder(args: RunArguments, run_dir: str | Path | None) -> RunFolder | None:
@@ -310,21 +305,6 @@ def _find_resumed_folder(args: RunArguments, run_dir: str | Path | None) -> RunF
     if run_dir and _count_restarts() and RunFolder(run_dir).checkpoint.is_file():
         return RunFolder(run_dir)
     return None
-
-
-def _make_rank_config(plain: dict[str, Any], gpu: str) -> PosConfig:
-    """Return the configuration with which one process of a run trains on its own GPU.
-
-    Args:
-        plain: options of the whole run, which were checked when it began.
-        gpu: the number of the GPU of this process, "" for CPUs.
-    """
-    # Without ``strict``, options are not checked again.
-    config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
-    # The options in ``plain`` are written into the run folder: there ``gpu_id`` names the GPUs of
-    # all processes, so that a resumed run uses all of them.
-    config.plain["gpu_id"] = plain["gpu_id"]
-    return config
 
 
 def _count_restarts() -> int:

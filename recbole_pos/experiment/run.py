@@ -1,4 +1,4 @@
-"""Calls on an experiment: ``run``, ``attach``, ``update`` train, ``load`` loads a trained one."""
+"""Calls on runs: ``run``, ``attach`` and ``update`` train one, ``load`` and ``evaluate`` use it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,40 @@ import glob
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import AttachArguments, RunArguments, split_keywords
+from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.checks import as_list
+from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.loading import read_dataset_name
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.data.protocol import describe_candidates, masks_history
+from recbole_pos.errors import CheckpointError, RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.build import Experiment, build_model, prepare, read_dataset
+from recbole_pos.experiment.build import (
+    Experiment,
+    build_model,
+    prepare,
+    read_dataset,
+    require_updatable,
+)
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.checkpoint import load_best
-from recbole_pos.experiment.device import check_device, check_precision
-from recbole_pos.experiment.folder import Result, RunFolder, is_unfinished
+from recbole_pos.experiment.device import check_device
+from recbole_pos.experiment.folder import (
+    Result,
+    RunFolder,
+    is_unfinished,
+    list_warnings,
+    read_result,
+)
 from recbole_pos.experiment.launch import is_launched, list_gpus, run_as_rank, run_in_parallel
 from recbole_pos.experiment.train import train
-from recbole_pos.experiment.warm_start import require_updatable
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import Options
+from recbole_pos.values import Options, check_choice
 
 
 def run(
@@ -66,8 +78,7 @@ def run(
               and ``plugins`` may be given as options;
             - ``verbose``: whether progress and results are printed;
             - ``nproc``: processes that train together, each with a part of every batch; those that
-              torchrun has started are one run;
-            - ``max_restarts``: how often they start again, from the last epoch, when one is killed.
+              torchrun has started are one run.
 
     Returns:
         The result; None in the processes that torchrun has started, but the first.
@@ -105,7 +116,6 @@ def run(
                 "--resume: all but --epochs, --data_path and --plugins is read from the run folder"
             )
         config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
-        check_precision(config)
         _require_dataset(config)
 
     # Train: as one of the processes that torchrun has started, in new processes, or in this one.
@@ -356,6 +366,113 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
     return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)
 
 
+# --- metrics of a trained model ---
+
+
+def evaluate(
+    run_dir: str | Path,
+    metrics: str | Sequence[str] | None = None,
+    topk: int | Sequence[int] | None = None,
+    part: str = "test",
+    mask_history: bool | None = None,
+    data_path: str | Path | None = None,
+    dataset: Any = None,
+) -> dict[str, float]:
+    """Compute metrics of a trained run with its best weights, those of its test or others.
+
+    Examples:
+        >>> metrics = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
+        >>> list(metrics)
+        ['hit@1', 'hit@5', 'mrr@1', 'mrr@5']
+
+    Args:
+        run_dir: the folder of a run.
+        metrics: names such as NDCG; those of the run if None.
+        topk: cutoffs; those of the run if None.
+        part: test or valid.
+        mask_history: whether items of a user's past are left out; as in the run if None.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        dataset: dataset of the run; read from its files if None.
+
+    Returns:
+        Values by name, such as ``ndcg@10``.
+
+    Raises:
+        UsageError: if a metric is unknown, a cutoff is wrong, the part has no targets, or the
+            dataset is missing.
+        CheckpointError: if the data that the model was trained on have changed; later interactions
+            are left out.
+    """
+    # ``require`` refuses a folder without a trained run.
+    check_choice("part", part, ("test", "valid"))
+    folder = RunFolder(run_dir).require()
+
+    # The options of the run, with the metrics that are asked for.
+    trained = load_config(folder)
+    names = trained["metrics"] if metrics is None else as_list(metrics)
+    cutoffs = trained["topk"] if topk is None else as_list(topk)
+    options: dict[str, Any] = {"metrics": names, "topk": cutoffs}
+    if names and cutoffs:  # the configuration refuses an empty list
+        # RecBole requires that ``valid_metric`` is one of the metrics, such as ndcg@10.
+        first = str(names[0])
+        options["valid_metric"] = f"{first}@{cutoffs[0]}" if has_cutoff(first) else first
+    if mask_history is not None:
+        options["mask_history"] = mask_history
+
+    # Evaluate the best weights.
+    source: dict[str, Any] = {"data_path": data_path, "dataset": dataset}
+    try:
+        experiment = load(folder.path, options=options, **source)
+    except CheckpointError as error:
+        # The data have changed. If they only grew, a slower reading (``grown``) finds those of the
+        # run among them; where values of attributes are others, too, the error stands.
+        experiment = load(folder.path, options=options, **source, grown=True)
+        if experiment.changed:
+            raise error from None
+    values = experiment.trainer.evaluate(experiment.loaders[part])
+    if values is None:  # the split has no such part
+        raise UsageError(f"part: this split of {folder.path} has no {part} targets")
+    return values
+
+
+def describe_evaluation(
+    run_dir: str | Path, part: str, mask_history: bool | None = None
+) -> dict[str, Any]:
+    """Describe an evaluation of a run for a report: what is predicted, and which items are ranked.
+
+    Args:
+        run_dir: the folder of a run.
+        part: the part whose targets are predicted: test or valid.
+        mask_history: whether items of a user's past are left out; as in the run if None.
+
+    Returns:
+        ``part`` and ``candidates`` (which items are ranked, in words). Of a finished run also
+        ``split``; ``targets``, their number; ``repeated_targets``, how many of these their user has
+        had before; and ``warnings``.
+    """
+    folder = RunFolder(run_dir)
+    config = load_config(folder)
+    excludes_seen = masks_history(config) if mask_history is None else mask_history
+    candidates = describe_candidates(excludes_seen)
+    description: dict[str, Any] = {"part": part, "candidates": candidates}
+    # Counts and warnings are in the result, which an unfinished run does not have.
+    if not folder.result.is_file():
+        return description
+    result = read_result(folder)
+    split = result.split
+
+    # The run has counted the repeated targets of all users. If it validates only a sample of the
+    # users (``valid_users``), that count is not of the targets of validation, and is left out.
+    is_sample = part == "valid" and "valid_users" in split
+    if not is_sample:
+        description["repeated_targets"] = split["repeated_targets"].get(part)
+    num_targets = {"valid": result.valid_targets, "test": result.test_targets}
+    description["split"] = split["split"]
+    description["targets"] = num_targets[part]
+    description["warnings"] = list_warnings(split, candidates, result.request_time)
+    return description
+
+
 # --- training a trained model further ---
 
 
@@ -364,8 +481,6 @@ def attach(
     schemes: str | Iterable[str],
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
-    *,
-    settings: AttachArguments | None = None,
     **keywords: Any,
 ) -> Result | None:
     """Add position schemes to a trained model and fine-tune only their parameters.
@@ -385,8 +500,7 @@ def attach(
         schemes: names to add, such as ``kernel``.
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: folder of the new run.
-        settings: what is printed, as one object.
-        keywords: the same by name: ``verbose``, see :func:`recbole_pos.run`.
+        keywords: other arguments of :func:`recbole_pos.run`, such as ``verbose``, and options.
 
     Returns:
         The result of the new run, as of :func:`recbole_pos.run`.
@@ -400,29 +514,24 @@ def attach(
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
-    # The new run has the options of the trained run, except those that the user gives, and those in
-    # ``decided``, which only this function may set.
+    # ``decided`` are options that only this function may set.
     added = as_list(schemes)
     present = [name for name in as_list(config["position"]) if name != "nope"]  # nope: no scheme
     decided = {
         "position": [*present, *added],
         "train_only": added,
         "init_from": str(source.path.resolve()),
-        # The trained run has values of these two if it was made by ``update``. In the new run they
-        # would ask for another update.
+        # The trained run has a value of it if it was made by ``update``. In the new run this would
+        # ask for another update.
         "update_from": None,
-        "new_items": None,
     }
-    return _run_from(source, config_dict or {}, decided, run_dir, settings, keywords)
+    return _run_from(source, config_dict or {}, decided, run_dir, keywords)
 
 
 def update(
     trained: str | Path,
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
-    *,
-    new_items: str | None = None,
-    settings: AttachArguments | None = None,
     **keywords: Any,
 ) -> Result | None:
     """Train a model for further epochs on its data as they are now, as a new run.
@@ -440,10 +549,7 @@ def update(
         config_dict: options of training that differ from those of the run (default ``epochs: 5``);
             the best epoch by validation is kept.
         run_dir: folder of the new run.
-        new_items: a token or token_seq field of items: a new item starts with the mean vector of
-            the items that share a token with it; with a random one if None.
-        settings: what is printed, as one object.
-        keywords: the same by name: ``verbose``, see :func:`recbole_pos.run`.
+        keywords: other arguments of :func:`recbole_pos.run`, such as ``verbose``, and options.
 
     Returns:
         The result of the new run, as of :func:`recbole_pos.run`.
@@ -452,15 +558,12 @@ def update(
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
     """
     source = require_updatable(trained)
-    options = {"epochs": 5, "new_items": None, **(config_dict or {})}
-    if new_items is not None:
-        options["new_items"] = new_items
-    # The new run has the options of the trained run, except those that the user gives, and those in
-    # ``decided``, which only this function may set. ``init_from`` and ``train_only`` have values if
-    # the trained run was made by ``attach``. The new run does without them: its weights come from
-    # ``update_from`` only, and it trains all of them.
+    options = {"epochs": 5, **(config_dict or {})}
+    # ``decided`` are options that only this function may set. ``init_from`` and ``train_only`` have
+    # values if the trained run was made by ``attach``. The new run does without them: its weights
+    # come from ``update_from`` only, and it trains all of them.
     decided = {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
-    return _run_from(source, options, decided, run_dir, settings, keywords)
+    return _run_from(source, options, decided, run_dir, keywords)
 
 
 def _run_from(
@@ -468,7 +571,6 @@ def _run_from(
     options: dict[str, Any],
     decided: dict[str, Any],
     run_dir: str | Path | None,
-    settings: AttachArguments | None,
     keywords: dict[str, Any],
 ) -> Result | None:
     """Train a new run with the options of another one, except those that are given here.
@@ -481,8 +583,7 @@ def _run_from(
         decided: options that ``attach`` or ``update`` itself sets, such as the weights to start
             from.
         run_dir: folder of the new run; None for one that is named by the time.
-        settings: what is printed, and the folder of the new run if ``run_dir`` is None.
-        keywords: fields of ``settings`` by name, which win over it.
+        keywords: arguments of :func:`run`, and options, that the user gives by name.
 
     Returns:
         The result of the new run.
@@ -491,15 +592,7 @@ def _run_from(
         UsageError: if the user gives an option that is decided.
     """
     for name in decided:
-        if options.get(name) is not None:
+        if options.get(name) is not None or name in keywords:
             raise UsageError(f"{name}: attach and update decide it; leave it out")
-
-    # ``run`` has all fields of AttachArguments and more, such as ``resume``, which keep their
-    # defaults.
-    given = replace(settings or AttachArguments(), **keywords)
-    return run(
-        config_file_list=[str(source.config)],
-        config_dict={**options, **decided},
-        run_dir=run_dir,
-        settings=RunArguments(**vars(given)),
-    )
+    files = [str(source.config)]
+    return run(None, None, files, {**options, **decided}, run_dir, **keywords)

@@ -119,10 +119,8 @@ def _explained_stops(folder: RunFolder) -> Iterator[None]:
     except StorageError as error:
         advice = "no epoch was kept; make room and start again"
         if folder.checkpoint.is_file():
-            advice = (
-                f"the last checkpoint in {folder.path} is whole: make room and continue with "
-                f"`{folder.resume_command}`"
-            )
+            whole = f"the last checkpoint in {folder.path} is whole"
+            advice = f"{whole}: make room and continue with `{folder.resume_command}`"
         raise StorageError(f"{error}; {advice}") from error
 
 

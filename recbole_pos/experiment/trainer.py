@@ -68,7 +68,6 @@ class PosTrainer(EvaluatingTrainer):
 
     Attributes:
         precision: the precision of products in a step, such as bf16.
-        scaler: multiplies losses so that small gradients do not become 0 in fp16.
         adapter: knows which batches the model reads, and its loss of such a batch.
         shard: this process's part of every batch; all of it in a single process.
         shared_loss: of several processes, the loss whose gradients are summed over all of them.
@@ -107,7 +106,6 @@ class PosTrainer(EvaluatingTrainer):
         # How a step is computed. ``adapter`` knows which batches the model reads, and its loss of
         # a batch. ``shard`` is the part of a batch that this process computes.
         self.precision = Precision.from_config(config)
-        self.scaler = self.precision.make_scaler()  # of losses, in fp16
         self.adapter = make_adapter(config, model)
         self.shard = distributed.current_shard()
         if not self.shard.is_alone:
@@ -416,14 +414,10 @@ class PosTrainer(EvaluatingTrainer):
             reported_loss = distributed.sum_over_processes(loss)
         self._watch_loss(reported_loss, self._count_targets(batch), watch, step)
 
-        # In fp16 the scaler multiplies the loss so that small gradients do not become 0, and
-        # divides gradients again before they are clipped. In other precisions it does nothing.
-        self.scaler.scale(loss).backward()
+        loss.backward()
         if self.clip_grad_norm:
-            self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.step()
         return reported_loss
 
     def _compute_loss(self, loss_func: Any, batch: Any) -> Tensor:

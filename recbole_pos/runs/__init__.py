@@ -1,6 +1,6 @@
 """Training runs of ``tune`` and ``compare``, on this machine or a Ray cluster, kept and resumed.
 
-``worker`` trains one run in a process; ``local_runs`` starts such processes on this machine,
+``training_runs`` trains one run in a process, and starts such processes on this machine;
 ``cluster`` starts Ray or joins a cluster.
 """
 

@@ -20,7 +20,7 @@ import ray
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.runs import FAILED
-from recbole_pos.runs.worker import MOST_LOSSES, Resources, count_runs, train_run
+from recbole_pos.runs.training_runs import MOST_LOSSES, Resources, train_run
 from recbole_pos.values import short, shown
 
 
@@ -128,40 +128,9 @@ def stop(has_connected: bool) -> None:
         ray.shutdown()
 
 
-def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
-    """Return how many CPUs and GPUs each training run gets.
-
-    If ``gpus`` is None, a run gets one GPU if the configuration uses GPUs and a machine of the
-    cluster has one, and otherwise none. Ray must be connected.
-
-    Args:
-        cpus: ``--cpus_per_trial``.
-        gpus: ``--gpus_per_trial``; None if it is not given.
-        uses_gpu: whether the configuration leaves GPUs on (``use_gpu``).
-    """
-    if gpus is None:
-        # _list_machines has the numbers of CPUs and GPUs of each machine.
-        has_gpu = any(machine.get("GPU", 0) >= 1 for machine in _list_machines())
-        gpus = 1 if uses_gpu and has_gpu else 0
-    return Resources(cpus, gpus)
-
-
-def _list_machines() -> list[dict[str, float]]:
+def list_machines() -> list[dict[str, float]]:
     """Return the resources of each machine of the cluster, such as ``{"CPU": 8, "GPU": 2}``."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def count_concurrent_runs(resources: Resources) -> int:
-    """Return how many runs the machines of the cluster can train at the same time.
-
-    Args:
-        resources: CPUs and GPUs of a run.
-
-    Raises:
-        UsageError: if no machine has so many, for which Ray would wait without end.
-    """
-    # count_runs adds up how many runs fit on each machine, and raises the UsageError.
-    return count_runs(_list_machines(), resources)
 
 
 def start_run(resources: Resources, **arguments: Any) -> Any:
@@ -184,15 +153,17 @@ def start_run(resources: Resources, **arguments: Any) -> Any:
 
 
 class RayRuns:
-    """Runs as tasks of a Ray cluster, as ``local_runs.LocalRuns`` runs them as processes.
+    """Runs as tasks of a Ray cluster; ``training_runs.LocalRuns`` has the same methods.
 
     A run whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times.
 
     Attributes:
         is_started: whether this object joined or started Ray, and has to stop it.
-        choose_resources, count_concurrent_runs, start: functions of this module.
-        share: puts data into Ray's object store, which keeps them once a machine.
     """
+
+    list_machines = staticmethod(list_machines)
+    share = staticmethod(ray.put)  # stores data once a machine, and returns a reference to them
+    start = staticmethod(start_run)
 
     def __init__(self, address: str | None) -> None:
         """Join the cluster at an address, or start one on this machine.
@@ -202,13 +173,6 @@ class RayRuns:
         """
         # False if this process was in a cluster already, which ``stop`` then must not leave.
         self.is_started = connect(address)
-
-        # ``local_runs.LocalRuns``, which starts runs as processes of this machine, has methods of
-        # these names, so that callers can use either class. Here they are functions:
-        self.choose_resources = choose_resources  # returns the CPUs and GPUs of each run
-        self.count_concurrent_runs = count_concurrent_runs  # returns how many runs fit at a time
-        self.start = start_run  # starts a run and returns Ray's reference to it
-        self.share = ray.put  # stores data once for all runs and returns a reference to them
 
     def wait(self, runs: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Wait up to a second for a run to end, and yield it with the facts that it returned.

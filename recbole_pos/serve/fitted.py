@@ -21,7 +21,6 @@ from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.data.protocol import masks_history
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
 from recbole_pos.experiment.folder import (
     SEARCH,
     Result,
@@ -32,7 +31,7 @@ from recbole_pos.experiment.folder import (
     make_folder,
     read_result,
 )
-from recbole_pos.experiment.run import Catalogue
+from recbole_pos.experiment.run import Catalogue, describe_evaluation, evaluate
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.serve.explain import BATCH
 from recbole_pos.serve.histories import read_moment

@@ -27,7 +27,7 @@ from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.protocol import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.runs.worker import QUIET
+from recbole_pos.runs.training_runs import QUIET
 from recbole_pos.study.plan import Plan, list_fits
 
 # Part of every digest (the hash that names a run's folder). It is raised when a changed default or

@@ -18,8 +18,14 @@ from recbole_pos.data.protocol import add_sample, make_warnings
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.local_runs import LocalRuns, can_run_here
-from recbole_pos.runs.worker import Resources, SharedData
+from recbole_pos.runs.training_runs import (
+    LocalRuns,
+    Resources,
+    SharedData,
+    can_run_here,
+    choose_resources,
+    count_runs,
+)
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.scheduler import Job, Scheduler
@@ -107,9 +113,9 @@ class ActiveRuns:
             self.processes = RayRuns(args.address)
         try:
             cpus, gpus = args.cpus_per_trial, args.gpus_per_trial
-            self.resources = self.processes.choose_resources(cpus, gpus, uses_gpu)
-            num_fitting = self.processes.count_concurrent_runs(self.resources)
-            max_running = args.max_concurrent or num_fitting
+            machines = self.processes.list_machines()
+            self.resources = choose_resources(machines, cpus, gpus, uses_gpu)
+            max_running = args.max_concurrent or count_runs(machines, self.resources)
             self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
 
             # ``live`` shows the lines of describe_progress again and again, until the block ends.

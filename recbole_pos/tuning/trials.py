@@ -32,7 +32,7 @@ from recbole_pos.experiment.folder import RunFolder, count_parameters
 from recbole_pos.files import write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
-from recbole_pos.runs.worker import MOST_LOSSES, Resources, train_run
+from recbole_pos.runs.training_runs import MOST_LOSSES, Resources, train_run
 from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.study_folder import read_json
 from recbole_pos.tuning.search_plan import Search

@@ -37,15 +37,15 @@ from recbole_pos.experiment.folder import (
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
-from recbole_pos.runs.cluster import (
+from recbole_pos.runs.cluster import connect, list_machines, start_run, stop
+from recbole_pos.runs.training_runs import (
+    MOST_LOSSES,
+    QUIET,
     Resources,
+    SharedData,
     choose_resources,
-    connect,
-    count_concurrent_runs,
-    start_run,
-    stop,
+    count_runs,
 )
-from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData
 from recbole_pos.study.rendered_table import format_options
 from recbole_pos.study.study_folder import read_curve
 from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
@@ -170,7 +170,8 @@ def tune(
         quiet_tune()
         stack.callback(stop, connect(args.address))
         uses_gpu = search.config["use_gpu"]
-        resources = choose_resources(args.cpus_per_trial, args.gpus_per_trial, uses_gpu)
+        cpus, gpus = args.cpus_per_trial, args.gpus_per_trial
+        resources = choose_resources(list_machines(), cpus, gpus, uses_gpu)
         runs = _Runs(search, folder, table, data, args, resources)
 
         # Make the folder only now, so that wrong arguments leave no folder behind. SEARCH is the
@@ -323,7 +324,7 @@ class _Runs:
         # Ray reads this variable: how many trials may wait for their process at a time. By default
         # it is one for a searcher, so that most of a hundred machines would be idle for long. Here
         # it is as many as the machines of the cluster can train at the same time.
-        num_slots = count_concurrent_runs(self.resources)
+        num_slots = count_runs(list_machines(), self.resources)
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
 
         # ASHA compares trials after some numbers of epochs, and stops those that are not among the
