@@ -89,7 +89,7 @@ def test_a_value_may_stand_after_a_space() -> None:
         ("-m FPARec --epochs 2 -d x", "-m FPARec -d x", "--epochs=2"),
         ("--lambda_0 -1.5 --nproc 2", "--nproc 2", "--lambda_0=-1.5"),
         ("--config_files a.yaml b.yaml --seed 3", "--config_files a.yaml b.yaml", "--seed=3"),
-        ("--tensorboard --epochs=1 -m FPARec", "-m FPARec", "--tensorboard --epochs=1"),
+        ("--compile --epochs=1 -m FPARec", "-m FPARec", "--compile --epochs=1"),
     ):
         assert split_options(line.split(), own) == (mine.split(), options.split())
 

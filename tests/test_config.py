@@ -102,7 +102,7 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
         keys |= set(read_overall_defaults())
     for name in config["position"] or ():
         keys |= set(SCHEMES.defaults(name))
-    keys -= {"metrics", "tensorboard", "column_types"}  # RecBole's Config reads them; of parquet
+    keys -= {"metrics", "column_types"}  # RecBole's Config reads them; of parquet
     kinds = list_kinds(model, config["MODEL_TYPE"])
     options = flatten_options(config.plain)
     is_declared = [key for key in keys if find_unmet(key, options, kinds) is None]

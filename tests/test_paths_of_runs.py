@@ -24,12 +24,8 @@ def test_a_run_folder_that_is_a_file(here, refused) -> None:
         refused(command)
 
 
-def test_a_damaged_result_or_configuration_is_named(here, refused) -> None:
-    """By who reads one run, and by who compares several."""
+def test_a_damaged_configuration_is_named(here, refused) -> None:
     good = (here / "run" / "config.yaml").read_text()
-    (here / "run" / "result.json").write_text('{"split": ')
-    for command in ("evaluate run", "compare run run --run_dir new"):
-        refused(command, "result.json")
     for text in ("[1]", good.replace("hidden_size: 16", "hidden_size: sixteen")):
         (here / "run" / "config.yaml").write_text(text)
         refused("recommend run", "config.yaml")
@@ -37,15 +33,13 @@ def test_a_damaged_result_or_configuration_is_named(here, refused) -> None:
 
 # --- any yaml is read, or refused on one line ---
 
-A_KEY_TWICE = b"a: 1\na: 2"
-
 
 def test_yaml_is_read_within_bounds_or_refused_in_one_line(tmp_path) -> None:
     file = tmp_path / "a.yaml"
     doubled = (f"b{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 20))
     aliases = "a: &a0 [1]\n" + "".join(doubled)
     deep, itself = b"[" * 100_000, b"a: &a [1, *a]"
-    for text in (b"\xff\xfe\x00", A_KEY_TWICE, aliases.encode(), deep, itself):
+    for text in (b"\xff\xfe\x00", b"a: 1\na: 2", aliases.encode(), deep, itself):
         file.write_bytes(text)
         with pytest.raises(UsageError) as refusal:
             read_yaml(file)
@@ -58,10 +52,3 @@ def test_yaml_is_read_within_bounds_or_refused_in_one_line(tmp_path) -> None:
 
 def test_a_separator_on_the_command_line_is_text() -> None:
     assert [parse_scalar(sign) for sign in " |>-?#!~"] == [*" |>-?#!", None]
-
-
-def test_commands_read_yaml_so(here, tiny, refused) -> None:
-    shutil.copytree(tiny / "tiny", "tiny")
-    Path("tiny", "tiny.yaml").write_bytes(A_KEY_TWICE)  # the options of a dataset
-    refused("run -m FPARec -d tiny --data_path . --run_dir new", "tiny.yaml")
-    assert not Path("new").exists()

@@ -9,13 +9,12 @@ from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.runs.training_runs import Resources, choose_resources, count_runs
 
 
-def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, refused) -> None:
+def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, refused) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    monkeypatch.setenv("RAY_ADDRESS", address)
     what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
-    for command, given in (("tune", "auto"), ("tune", address), ("compare", "localhost:99999")):
+    for command, given in (("tune", address), ("compare", "localhost")):
         refused([command, *what, f"--address={given}"], "--address")
         assert not (tmp_path / "out").exists()
 

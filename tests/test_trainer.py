@@ -48,7 +48,7 @@ def assert_same(one: Path, two: Path) -> None:
 def test_the_same_seed_gives_the_same_bits(tiny, tmp_path) -> None:
     """Also from the configuration that a run has written; its folder is complete."""
     whole, again = tmp_path / "run", tmp_path / "again"
-    run(tiny, whole, tensorboard=True)
+    run(tiny, whole, logger="tensorboard")
     files = [str(whole / "config.yaml")]
     recbole_pos.run(config_file_list=files, run_dir=again, verbose=False)
     assert_same(whole, again)

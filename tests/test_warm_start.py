@@ -98,11 +98,6 @@ def test_weights_are_not_loaded_into_another_function(tiny, first) -> None:
             prepare(PosConfig(model, "tiny", None, {**given, **change}))
 
 
-def test_models_of_recbole_do_not_start_from_runs(tiny) -> None:
-    with pytest.raises(UsageError, match="only by the plugin's models"):
-        PosConfig("SASRec", "tiny", None, {"data_path": str(tiny), "init_from": "saved/x"})
-
-
 def test_another_choice_of_targets_is_no_other_data(tiny, tmp_path) -> None:
     gt = {"eval_args": {"split": {"GT": [0.7, 0.85]}}}
     first = train(tiny, tmp_path / "first", MODEL, n_heads=1, position=["rope"], **gt)

@@ -435,11 +435,9 @@ def require_updatable(path: str | Path) -> RunFolder:
         path: folder of the earlier run.
 
     Raises:
-        UsageError: if it holds no run, no names of its items by id, or a run that is not finished.
+        UsageError: if it holds no run, or one that is not finished.
     """
     folder = RunFolder(path).require("update_from")
-    if not folder.names.is_file():
-        raise UsageError(f"update_from: {folder.path} has no {folder.names.name}; copy it again")
     if is_unfinished(folder):
         raise UsageError(f"update_from: {folder.path} is unfinished; {folder.how_to_finish} first")
     return folder
@@ -463,7 +461,7 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     source = require_updatable(config["update_from"])
     _require_same_options(source.read_config(), config, "update_from")
     vocabulary = source.read_vocabulary(config)
-    assert vocabulary is not None  # checked by require_updatable
+    assert vocabulary is not None  # every run folder has one
     _require_no_loss(vocabulary, config["USER_ID_FIELD"], dataset, source)
 
     # Users and items of the run have the same ids here, so their weights come first.

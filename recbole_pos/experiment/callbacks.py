@@ -162,10 +162,6 @@ LOGGERS: dict[str, type[MetricLogger]] = {
 
 
 def make_loggers(config: Options) -> list[Callback]:
-    """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
+    """Return the loggers that a configuration names in ``logger``."""
     # LOGGERS has the class of each logger by name; ``as_list`` takes one name or several.
-    # ``tensorboard: True`` is short for a logger of that name; each logger is made once.
-    names = as_list(config["logger"] or [])
-    if config["tensorboard"]:
-        names.append("tensorboard")
-    return [LOGGERS[name]() for name in dict.fromkeys(names)]
+    return [LOGGERS[name]() for name in as_list(config["logger"] or [])]

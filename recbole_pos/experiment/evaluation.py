@@ -117,14 +117,15 @@ class EvaluatingTrainer(Trainer):
         """Number of items scored at a time; None where whole rows (of all items) are scored.
 
         A large catalogue is scored in parts (of ``PART`` items) if the model scores by products
-        with the vectors of items, and no metric needs all scores at once (``takes_parts``).
+        with the vectors of items, and no metric, such as GAUC, needs all scores at once.
         """
-        model = self.model
+        model, register = self.model, self.eval_collector.register
         scores_in_parts = (
             isinstance(model, PosRecommender)
             and model.scores_by_products
             and model.item_embedding.num_embeddings > catalogue.PART
-            and self.eval_collector.takes_parts
+            # ``need`` is RecBole's: whether a metric needs data of this name.
+            and not any(register.need(name) for name in _FULL_ROWS)
         )
         return catalogue.PART if scores_in_parts else None
 
@@ -292,13 +293,6 @@ class TargetCollector(Collector):
         self.keeps_ranks = False
         self.dataset: Any = None
         self.last: Any = None  # what the last evaluation has collected
-
-    @property
-    def takes_parts(self) -> bool:
-        """Whether scores of a part of the items at a time suffice for all metrics."""
-        # _FULL_ROWS names the data of metrics, such as GAUC, that need the scores of all items of a
-        # row at once.
-        return not any(self.register.need(name) for name in _FULL_ROWS)
 
     def eval_batch_collect(
         self,

@@ -30,7 +30,7 @@ from recbole_pos.data.protocol import (
 )
 from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
-from recbole_pos.values import Options, shown
+from recbole_pos.values import Options
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
@@ -93,14 +93,6 @@ class RunFolder:
         return self.checkpoint.exists() or self.metrics.exists()
 
     @property
-    def is_only_begun(self) -> bool:
-        """Whether the folder holds a run that was stopped before an epoch was kept."""
-        # A run with a result has ended, even if its checkpoint was removed.
-        # os.path returns False if the name is too long, where pathlib may raise.
-        has_epoch = os.path.exists(self.checkpoint) or os.path.exists(self.result)
-        return os.path.isfile(self.config) and not has_epoch
-
-    @property
     def is_kept(self) -> bool:
         """Whether the folder outlives the model in memory: it is not a temporary one.
 
@@ -129,14 +121,14 @@ class RunFolder:
             UsageError: says how to continue what the folder holds: a run by the command ``run``, a
                 search by ``tune``.
         """
-        problem = ""
         if self.holds_run:
-            problem = f"holds a run already; continue it with `{self.resume_command}`"
-        if (self.path / SEARCH).exists():  # search.json, which only searches have
-            command = make_resume_command(self.path, command="tune")
-            problem = f"holds a search already; continue it with `{command}`"
-        if problem:
-            raise UsageError(f"{self.path} {problem} or choose another --run_dir")
+            kind, command = "run", self.resume_command
+        elif (self.path / SEARCH).exists():  # search.json, which only searches have
+            kind, command = "search", make_resume_command(self.path, command="tune")
+        else:
+            return
+        problem = f"{self.path} holds a {kind} already"
+        raise UsageError(f"{problem}; continue it with `{command}` or choose another --run_dir")
 
     def require(self, option: str = "") -> RunFolder:
         """Return this folder if it holds a trained run.
@@ -147,12 +139,10 @@ class RunFolder:
         Raises:
             UsageError: if it holds none, or one that was stopped before the end of its first epoch.
         """
-        prefix = f"{option}: " if option else ""
-        if self.is_only_begun:
-            raise UsageError(f"{prefix}{self.path} has no finished epoch yet; {self.how_to_finish}")
-        if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):
-            names = f"{self.config.name} with {self.checkpoint.name}"
-            raise UsageError(f"{prefix}{self.path} is not a run folder: no {names}")
+        if not os.path.isfile(self.checkpoint):  # False for a name that is too long, too
+            prefix = f"{option}: " if option else ""
+            problem = f"{self.path} is not a run folder: it has no {self.checkpoint.name}"
+            raise UsageError(f"{prefix}{problem}, as a run has after its first epoch")
         return self
 
     @contextmanager
@@ -352,23 +342,15 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """Return the result in ``result.json``; a UsageError if the file is missing or damaged.
-
-    A field that is missing, or that a Result does not have, makes Python raise a TypeError, which
-    is caught like the others.
-    """
-    try:
-        return Result(**json.loads(folder.result.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        problem = f"{folder.result} cannot be read: {shown(str(error))}"
-        raise UsageError(f"{problem}; `{folder.resume_command}` writes it again") from error
+    """Return the result in ``result.json`` of a finished run."""
+    return Result(**json.loads(folder.result.read_bytes()))
 
 
 def is_unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end.
 
-    A run writes the names of users and items when it starts (``folder.names``), a line for every
-    epoch (``folder.metrics``), and its result at the end (``folder.result``).
+    A run writes the names of users and items when it starts (``folder.names``), and its result at
+    the end (``folder.result``); one that is resumed removes its former result.
 
     Args:
         folder: folder of the run.
@@ -377,15 +359,8 @@ def is_unfinished(folder: RunFolder) -> bool:
     # search, which has a file search.json (SEARCH). Without names it is not the folder of a run,
     # but one in which RecBole's own functions have written a .pth file, and counts as finished too.
     is_best_of_search = (folder.path.parent / SEARCH).is_file()
-    if is_best_of_search or not folder.names.is_file():
-        return False
-
-    # A finished run may have been resumed for more epochs, and stopped. Then it still has its
-    # former result, which counts fewer epochs than there are lines.
-    if not folder.result.is_file():
-        return True
-    num_epochs = folder.metrics.read_bytes().count(b"\n") if folder.metrics.is_file() else 0
-    return num_epochs > read_result(folder).epochs
+    is_run = folder.names.is_file() and not is_best_of_search
+    return is_run and not folder.result.is_file()
 
 
 def count_parameters(model: Any) -> int:

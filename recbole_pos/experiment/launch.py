@@ -282,29 +282,20 @@ def run_as_rank(
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, count_cores() // len(gpus)))  # the processes share the cores
 
-    resumed_folder = _find_resumed_folder(args, run_dir)
+    # A process that was started again resumes from the folder of the new run, if that has an epoch.
+    num_restarts = _count_restarts()
+    resumed_path = args.resume
+    if run_dir and num_restarts and RunFolder(run_dir).checkpoint.is_file():
+        resumed_path = run_dir
+    folder = None if resumed_path is None else RunFolder(resumed_path)
+
     with _process_group("nccl" if gpu else "gloo") as rank:
-        num_restarts = _count_restarts()
         if rank == 0 and num_restarts:
             text = f"a process was lost; all resume from the last epoch (restart {num_restarts})"
             logging.getLogger(__name__).warning(text)
         is_first = rank == 0  # only the first process prints
         reporter = Reporter(args.verbose and is_first)
-        return train(configure_for_gpus(plain, gpu), resumed_folder, run_dir, reporter)
-
-
-def _find_resumed_folder(args: RunArguments, run_dir: str | Path | None) -> RunFolder | None:
-    """Return the folder that a process of a run resumes from; None for a run that begins.
-
-    Args:
-        args: arguments of the run. Their ``resume`` is the folder that the user names.
-        run_dir: folder of a new run, which a restart resumes if an epoch was kept in it.
-    """
-    if args.resume is not None:
-        return RunFolder(args.resume)
-    if run_dir and _count_restarts() and RunFolder(run_dir).checkpoint.is_file():
-        return RunFolder(run_dir)
-    return None
+        return train(configure_for_gpus(plain, gpu), folder, run_dir, reporter)
 
 
 def _count_restarts() -> int:

@@ -102,8 +102,7 @@ def run(
     if is_launched():
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
-    # The configuration: of a new run, or of the interrupted one to resume. A run that was stopped
-    # before its first checkpoint (``is_only_begun``) begins again, so ``require`` is not asked.
+    # The configuration: of a new run, or of the interrupted one to resume.
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
@@ -115,7 +114,7 @@ def run(
             raise UsageError(
                 "--resume: all but --epochs, --data_path and --plugins is read from the run folder"
             )
-        config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
+        config = load_config(folder.require(), config_dict)
         _require_dataset(config)
 
     # Train: as one of the processes that torchrun has started, in new processes, or in this one.
@@ -345,9 +344,9 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """Load the configuration of an existing run, from config.yaml in its folder.
 
-    The option ``item_vectors``, a file with content vectors of items, is replaced if the run has
-    finished an epoch. Then the user's file is not needed any more: the run has a copy in its
-    folder, or needs no vectors since they are part of its weights.
+    The option ``item_vectors``, a file with content vectors of items, is replaced. The user's file
+    is not needed any more: the run has a copy in its folder, or needs no vectors since they are
+    part of its weights.
 
     Args:
         folder: folder of the run.
@@ -358,7 +357,7 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
     """
     plain = folder.read_config()  # option -> value
     options = dict(config_dict or {})
-    if plain.get("item_vectors") and not folder.is_only_begun:
+    if plain.get("item_vectors"):
         if plain.get("item_vectors_use") == "init":  # the weights of items began as these vectors
             options["item_vectors"] = None
         else:

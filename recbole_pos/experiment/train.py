@@ -61,15 +61,14 @@ def train(
         if folder is not None and is_first:
             locks.enter_context(folder.locked())
 
-        # Make data, model and trainer. A run that has no finished epoch begins again.
+        # Make data, model and trainer.
         with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
                 dataset = read_dataset(config, folder)
-            is_new = folder is None or folder.is_only_begun
-            experiment = prepare(config, fresh=is_new, dataset=dataset)
+            experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.reporter = reporter
-        checkpoint = None if folder is None or is_new else str(folder.checkpoint)
+        checkpoint = None if folder is None else str(folder.checkpoint)
 
         # All processes train and test together, but only the first one writes files.
         if not is_first:
@@ -91,8 +90,6 @@ def train(
         with _explained_stops(folder):
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
-            elif folder.is_only_begun:
-                reporter.line(f"{folder.path} has no finished epoch: from the beginning")
             call(trainer.callbacks, "on_start", experiment)
             result = None
             try:
@@ -193,6 +190,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     dataset, plain = experiment.dataset, experiment.config.plain
     if folder.checkpoint.is_file():  # the run is resumed
         plain["item_vectors"] = folder.read_config().get("item_vectors")
+        folder.result.unlink(missing_ok=True)  # of the epochs so far; a new one follows the test
     folder.write_config(plain)
     folder.write_vocabulary(Vocabulary.from_dataset(dataset), experiment.config)
 
@@ -231,11 +229,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
 
     # What is held out, and what it means for the training if there is no validation or no test.
     reporter.line(describe_split(dataset.split.summary))
-    if loaders["valid"] and config["valid_users"] is not None:
-        number = config["valid_users"]
-        reporter.line(f"validation on a sample of {number:,} users (valid_users), the test on all")
     if not loaders["valid"] or not config["eval_step"]:
-        end = "the last one is tested" if loaders["test"] else "the last one is kept"
-        reporter.line(f"no validation: every epoch is trained and {end}")
+        reporter.line("no validation: every epoch is trained, and the last one is kept")
     if not loaders["test"]:
         reporter.line("no test targets in this split: nothing will be tested")

@@ -99,23 +99,20 @@ def _require_answer(address: str) -> None:
     """Require that something listens at an address, since Ray itself would try for minutes.
 
     Args:
-        address: ``HOST:PORT``. For ``auto``, Ray looks for a head node on this machine, so nothing
-            is checked, unless the environment variable RAY_ADDRESS names one.
+        address: ``HOST:PORT``. For ``auto``, Ray looks for a head node itself, so nothing is
+            checked.
 
     Raises:
         UsageError: if nothing answers within ten seconds, or if the address has another form.
     """
-    # Ray itself reads this variable when it gets the address ``auto``.
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "auto")
     if address == "auto":
         return
 
-    # A port that is no number makes a ValueError, one that is too large an OverflowError.
+    # A port that is no number makes a ValueError.
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"--address: no Ray cluster answers at {shown(address)} ({error}); expected HOST:PORT "
             "of `ray start --head --port=PORT`, or auto; without --address this machine is used"

@@ -20,6 +20,7 @@ import pickle
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -330,7 +331,9 @@ class LocalRuns:
 
     def share(self, data: SharedData) -> MappedData:
         """Return the data for :meth:`start`, written once for all runs."""
-        return MappedData(data, self.folder.path)
+        file = self.folder.path / f"{uuid.uuid4().hex}.joblib"
+        joblib.dump(data, file)
+        return MappedData(file)
 
     def start(self, **arguments: Any) -> LocalRun:
         """Start ``train_run(**arguments)`` in a process of its own."""
@@ -421,24 +424,17 @@ class LocalRun:
         return {"status": FAILED, "reason": reason}
 
 
+@dataclass(frozen=True)
 class MappedData:
     """A :class:`SharedData` in a file, whose arrays all processes map into memory.
 
     Processes that map the same file share its memory, so that the arrays are there only once.
 
     Attributes:
-        file: the file, which joblib writes and reads.
+        file: the file, which joblib has written.
     """
 
-    def __init__(self, data: SharedData, folder: Path) -> None:
-        """Write the data into a folder, which may have files of other datasets as well.
-
-        Args:
-            data: a dataset with numpy arrays, which joblib can map from a file.
-            folder: the folder, which processes that read the file can see.
-        """
-        self.file = folder / f"{id(self)}.joblib"  # another name for each object
-        joblib.dump(data, self.file)
+    file: Path
 
     def make_dataset(self, config: Any) -> Any:
         """Return the dataset for the configuration of a run; its columns cannot be written to."""

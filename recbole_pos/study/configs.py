@@ -35,7 +35,7 @@ from recbole_pos.study.plan import Plan, list_fits
 REVISION = 1
 # Options that decide where a run is trained and how it is reported, and do not change its results.
 INDIFFERENT = (
-    *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
+    *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "cache"),
     *("memory_limit", "sce_above"),  # what the second decides is in loss_type by then
 )
