@@ -388,6 +388,9 @@ def _unpickle_trusted(original: Any, *args: Any, trust: bool = False, **options:
     torch_load = torch.load
 
     def load_trusted(file: Any, **load_options: Any) -> Any:
+        # torch itself loads bytes in memory, such as tensors from other processes
+        if not isinstance(file, str | os.PathLike):
+            return torch_load(file, **load_options)
         if trust or os.path.realpath(file) in _WRITTEN:
             return torch_load(file, weights_only=False, **load_options)
         raise CheckpointError(
