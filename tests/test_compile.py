@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from recbole_pos.layers import chunks
+from recbole_pos.layers import large_products
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_step_is_one_graph(experiment, model: str, options: dict[str, Any]) ->
 
 def test_it_learns_the_same_with_a_graph_for_all_sizes(experiment, monkeypatch) -> None:
     """Loss and gradients of batches of other numbers of events, sequences and columns."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 64)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", 64)
     made = experiment("PosSASRec", n_layers=1, train_batch_size=8, **NO_DROPOUT)
     model, trainer = made.model, made.trainer
     model.train()

@@ -25,8 +25,8 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.evaluation import EVENT, ITEMS, RANK, RowScores, TargetCollector
-from recbole_pos.layers import catalogue
-from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.layers import large_products
+from recbole_pos.layers.large_products import Choice, products
 from recbole_pos.serve.recommender import find_best_items
 
 
@@ -146,7 +146,7 @@ def test_scores_that_are_no_numbers_are_not_ranked() -> None:
 def test_best_items_are_those_of_a_sort(items: int, k: int, levels: int, monkeypatch) -> None:
     """In parts whose rests are groups of one, of all, and of columns that are left out; of equal
     scores, of which there are many where there are few levels, the lower ids."""
-    monkeypatch.setattr(catalogue, "PART", 2100)
+    monkeypatch.setattr(large_products, "PART", 2100)
     generator = torch.Generator().manual_seed(items)
     scores = torch.randn(9, items + 1, generator=generator)
     scores = (scores * levels).round() if levels else scores
@@ -180,9 +180,9 @@ def test_scores_in_parts_give_the_same_run(
     metrics = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": metrics, **options}
     (tests, ranks), by_parts = ([], []), Mock(side_effect=products)
-    monkeypatch.setattr(catalogue, "products", by_parts)
+    monkeypatch.setattr(large_products, "products", by_parts)
     for part in (1 << 15, 5):
-        monkeypatch.setattr(catalogue, "PART", part)
+        monkeypatch.setattr(large_products, "PART", part)
         folder = tmp_path / str(part)
         tests.append(recbole_pos.run(model, "tiny", None, given, folder, verbose=False).test)
         ranks.append(pd.read_parquet(folder / "test_ranks.parquet"))

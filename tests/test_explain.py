@@ -13,7 +13,7 @@ from schemes import shake
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.layers import catalogue
+from recbole_pos.layers import large_products
 from recbole_pos.serve import explain
 from recbole_pos.serve.http import RecommendBody, recommend
 from recbole_pos.serve.recommender import Recommender
@@ -93,7 +93,7 @@ def test_changes_are_those_of_two_requests(
 ) -> None:
     """Of many histories at once, of one whose parts do not fit a batch, over parts of items."""
     monkeypatch.setattr(explain, "BATCH", 7)
-    monkeypatch.setattr(catalogue, "PART", 9)
+    monkeypatch.setattr(large_products, "PART", 9)
     trained, rows = recommender(model, **options), histories()
     more = {"boosts": {"i3": 0.1}, **({"at": AT} if options.get("request_time") else {})}
     asked = {"k": 3, "exclude_seen": hide, **more}

@@ -19,9 +19,7 @@ FLOORS = [
     *("runs", "serve", "public", "referee", "study", "tuning", "cli"),
 ]
 # Names that occur twice still; none may join them.
-TWICE = set(
-    "attention build catalogue events history plot reading relations report source tables".split()
-)
+TWICE = set("attention build events history plot reading relations report source tables".split())
 
 
 def _name(file: Path) -> str:

@@ -15,7 +15,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import IndexArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import Choice
+from recbole_pos.layers.large_products import Choice
 from recbole_pos.serve import item_index
 from recbole_pos.serve.recommender import Recommender
 

@@ -15,7 +15,7 @@ from schemes import LENGTHS, D, N, block, composed, context, heads_of, rows_of, 
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers import chunks
+from recbole_pos.layers import large_products
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import MultiHeadAttention
 from recbole_pos.layers.gated_blocks import PointwiseAttention, build_layer
@@ -126,7 +126,7 @@ def test_no_tensor_of_batch_times_pairs(monkeypatch, kind: str, name: str) -> No
     x, ctx = torch.randn(b * t, D, requires_grad=True), context([t] * b, t)
     wanted, g = [x, *layer.parameters()], torch.randn(b * t, D)
     want = torch.autograd.grad((layer(x, ctx) * g).sum(), wanted)
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 2 * 2 * t * t)  # two sequences
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", 2 * 2 * t * t)  # two sequences
     with torch.profiler.profile(profile_memory=True) as profile:
         got = torch.autograd.grad((layer(x, ctx) * g).sum(), wanted)
     torch.testing.assert_close(got, want)
@@ -151,7 +151,7 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
     x, ctx = torch.randn(40, D, requires_grad=True), context([5] * 8)
 
     def compute(elements: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+        monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", elements)
         out = layer(x, ctx)
         return out, torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])
 
@@ -172,7 +172,7 @@ def test_dropout_on_weights(monkeypatch, elements: int, name: str, causal: bool)
     x, ctx = torch.randn(36, D, requires_grad=True), context([5, 3] * 4 + [4])
     kept = attention.attn_dropout.draw_kept((9, 2, 5, 5))
     monkeypatch.setattr(attention.attn_dropout, "draw_kept", lambda shape: kept.view(shape))
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", elements)
     normed = attention.LayerNorm(x) if attention.pre_norm else x
     out = attention.attention(normed, ctx)
     value = attention.project(normed)[2]

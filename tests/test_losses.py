@@ -17,7 +17,7 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.layers import chunks, losses, scalable
+from recbole_pos.layers import large_products, losses, scalable
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.yaml_files import read_yaml
 
@@ -49,7 +49,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("chunk", [64, 2**20])
 def test_full_cross_entropy_equals_torchs(monkeypatch, chunk: int) -> None:
     """Value and both gradients, with several chunks and with one."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets, _ = example(m=150)
     loss = losses.full_cross_entropy(hidden, weight, targets)
     compare(loss, cross_entropy(hidden, weight, targets), hidden, weight)
@@ -72,7 +72,7 @@ def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_w
     want_grads = torch.autograd.grad(want, (hidden, weight))
     for rows in (128, 2):
         monkeypatch.setattr(losses, "MIN_ROWS", rows)
-        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", rows * items)
+        monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", rows * items)
         loss = losses.posterior_loss(hidden, weight, *given)
         torch.testing.assert_close(loss, want)
         grads = torch.autograd.grad(3 * loss, (hidden, weight))
@@ -83,7 +83,7 @@ def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_w
 
 def test_full_cross_entropy_in_bfloat16(monkeypatch) -> None:
     """Factors of products are rounded and nothing else: sums have all digits of float32."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 64)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", 64)
     hidden, weight, targets, _ = (x.detach() for x in example(m=150, d=16))
     hidden, weight = (x.float().requires_grad_() for x in (hidden, weight))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -112,7 +112,7 @@ def test_losses_hold_no_tensor_of_positions_by_items(loss, m: int, items: int, d
     with torch.profiler.profile(profile_memory=True) as profile:
         loss(hidden, weight, targets).backward()
     largest = max(event.cpu_memory_usage for event in profile.events())
-    several_chunks = 32 * chunks.chunk_elements(hidden.device)  # bytes
+    several_chunks = 32 * large_products.chunk_elements(hidden.device)  # bytes
     assert largest <= max(1.2 * items * d * 4, several_chunks) < m * items * 4
 
 
@@ -141,7 +141,7 @@ def test_losses_survive_large_logits() -> None:
 @pytest.mark.parametrize(("size_x", "size_y"), [(1, 1), (7, 5), (30, 20), (99, 9)])
 def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int) -> None:
     """Positions in none, one and several buckets; in one chunk and in many."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk // 4)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", chunk // 4)
     hidden, weight, targets, buckets = example()
     want, covered = reference.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     assert (len(covered) == len(targets)) == (size_x >= 30)
@@ -172,7 +172,7 @@ def test_ties_share_the_gradient() -> None:
 )
 def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str) -> None:
     """Against a full sort, for every way of meeting the large products."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk // 4)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", chunk // 4)
     torch.manual_seed(0)
     values, other = torch.randn(2, 5000, dtype=torch.float64)
     if order == "equal":
@@ -188,7 +188,7 @@ def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str)
 
 
 def test_values_that_are_no_numbers_end_in_the_loss(monkeypatch) -> None:
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 250)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", 250)
     hidden, weight, targets, buckets = (x.detach() for x in example(items=5000))
     weight[1000:] = 0  # no product that would draw the eye to the chunk
     weight[2500, 0] = torch.nan
@@ -270,7 +270,7 @@ def make_sampled(kind: str, sampler: str, n: int, correction: str, items: int = 
 @pytest.mark.parametrize(("kind", "sampler", "n", "correction"), SAMPLED, ids=str)
 def test_sampled_losses_equal_the_loops(monkeypatch, chunk, kind, sampler, n, correction) -> None:
     """Value and gradients given the sampled items, which are their position's target at times."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk // 4)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", chunk // 4)
     monkeypatch.setattr("recbole_pos.layers.sampled.MIN_ROWS", 3)
     hidden, weight, targets, _ = example()
     loss, m = make_sampled(kind, sampler, n, correction), len(targets)

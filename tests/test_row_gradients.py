@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import CROSS_ENTROPY
 
-from recbole_pos.layers import chunks, scalable
+from recbole_pos.layers import large_products, scalable
 from recbole_pos.layers.item_table import ItemTable, kept_gradient, takes_rows
 from recbole_pos.model import training
 
@@ -85,7 +85,7 @@ def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, o
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_step_makes_nothing_of_the_size_of_the_table(monkeypatch, kept: bool) -> None:
     """Which it does without, so the test can tell."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 2**14)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", 2**14)
     table, items, targets = example(rows=50_000)
     optimizer = torch.optim.Adam([table.weight], fused=True)
     with kept_gradient(table.weight) if kept else nullcontext() as one:

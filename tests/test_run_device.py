@@ -15,7 +15,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import device
 from recbole_pos.experiment.device import Precision, check_device, describe_device
-from recbole_pos.layers import catalogue
+from recbole_pos.layers import large_products
 from recbole_pos.tables import storage
 
 
@@ -105,7 +105,7 @@ def test_bfloat16_rounds_products_only(experiment, no_gpu) -> None:
 @pytest.mark.parametrize(("model", "part"), [("Pop", None), ("FPARec", 10)])
 def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> None:
     """Of all items; of a part of them where a model is evaluated part by part."""
-    monkeypatch.setattr(catalogue, "PART", 10)
+    monkeypatch.setattr(large_products, "PART", 10)
     assert experiment(model, eval_batch_size=50).trainer.part_size == part
     monkeypatch.setattr(device, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):

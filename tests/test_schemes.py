@@ -29,7 +29,7 @@ from schemes import (
 )
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers import chunks
+from recbole_pos.layers import large_products
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
@@ -301,7 +301,7 @@ def test_buckets_of_times_equal_a_loop() -> None:
 @pytest.mark.parametrize(("elements", "lanes"), [(2**20, 32), (100, 4), (1, 1)])
 def test_gradients_of_tables_over_times_equal_a_loop(monkeypatch, elements, lanes) -> None:
     """In one chunk and in several, with more copies of the table than interactions and fewer."""
-    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(large_products.CHUNK_ELEMENTS, "cpu", elements)
     monkeypatch.setattr(time_intervals, "LANES", lanes)
     position, ctx, q = scheme("hstu", 2), context(), torch.randn(len(LENGTHS), 2, N, D // 2)
     g = torch.randn(len(LENGTHS), 2, N, N).tril()

@@ -2,7 +2,7 @@
 
 RecBole's trainer evaluates rows of RecBole's form; only scoring and collecting are replaced. It
 scores, sorts and marks whole rows: 512 rows of a million items take 2 GB for the scores alone. Here
-the scores in memory are rows x :data:`~recbole_pos.layers.catalogue.PART`.
+the scores in memory are rows x :data:`~recbole_pos.layers.large_products.PART`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import load_best, load_weights
-from recbole_pos.layers import catalogue
+from recbole_pos.layers import large_products
+from recbole_pos.layers.hooks import require_scores
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.reporter import Reporter, Task
 from recbole_pos.values import SECONDS, Options
@@ -123,11 +124,11 @@ class EvaluatingTrainer(Trainer):
         scores_in_parts = (
             isinstance(model, PosRecommender)
             and model.scores_by_products
-            and model.item_embedding.num_embeddings > catalogue.PART
+            and model.item_embedding.num_embeddings > large_products.PART
             # ``need`` is RecBole's: whether a metric needs data of this name.
             and not any(register.need(name) for name in _FULL_ROWS)
         )
-        return catalogue.PART if scores_in_parts else None
+        return large_products.PART if scores_in_parts else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """Score a batch of examples, in place of RecBole's method of this name.
@@ -183,7 +184,7 @@ class EvaluatingTrainer(Trainer):
         """
         found = self.model.full_sort_predict(interaction.to(self.device))
         # ``tot_item_num`` is RecBole's name for the number of items, padding included.
-        scores = catalogue.require_scores(found, len(interaction), self.tot_item_num, self.model)
+        scores = require_scores(found, len(interaction), self.tot_item_num, self.model)
         scores[:, 0] = -torch.inf  # padding is no item
         if excluded is not None:
             scores[excluded] = -torch.inf
@@ -205,7 +206,7 @@ class EvaluatingTrainer(Trainer):
         # ``products`` multiplies states [b, d] by the vectors of some ids, of vectors [items, d].
         states = self.model.compute_states(interaction.to(self.device))
         vectors = self.model.item_vectors()
-        score = functools.partial(catalogue.products, states, vectors)
+        score = functools.partial(large_products.products, states, vectors)
         ids = torch.arange(1, len(vectors), device=vectors.device)  # without 0, the padding
         return RowScores(score, ids, excluded)
 
@@ -220,7 +221,7 @@ class RowScores:
         excluded: rows [p] and items [p] of p pairs that are not ranked; None for none.
     """
 
-    score: catalogue.Scores
+    score: large_products.Scores
     items: Tensor
     excluded: tuple[Tensor, Tensor] | None = None
 
@@ -235,8 +236,9 @@ class RowScores:
         """Return scores and ids [b, k] of the best items; of equal scores, the lower id first."""
         # A Choice says which items are ranked. ``score_parts`` yields their ids and scores part by
         # part, and ``select_best`` keeps the k best.
-        choice = catalogue.Choice(self.items)
-        return catalogue.select_best(catalogue.score_parts(self.score, choice, self.excluded), k)
+        choice = large_products.Choice(self.items)
+        parts = large_products.score_parts(self.score, choice, self.excluded)
+        return large_products.select_best(parts, k)
 
     def rank(self, targets: Tensor) -> Tensor:
         """Return the ranks [b] of targets ([b] ids) in the order of ``find_best``, from 0.
@@ -245,8 +247,8 @@ class RowScores:
         """
         # ``score_and_rank`` returns the score and the rank, from 1, of one item of each row, among
         # the items that a Choice names.
-        ids, choice = targets[:, None], catalogue.Choice(self.items)
-        score, rank = catalogue.score_and_rank(self.score, choice, ids, self.excluded)
+        ids, choice = targets[:, None], large_products.Choice(self.items)
+        score, rank = large_products.score_and_rank(self.score, choice, ids, self.excluded)
         is_candidate = score[:, 0] > -torch.inf
         return torch.where(is_candidate, rank[:, 0] - 1, len(self.items))
 

@@ -24,9 +24,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
-from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.forward import MultiHeadAttention
 from recbole_pos.layers.hooks import replaces_attention
+from recbole_pos.layers.large_products import chunk_elements
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.positional_attention import PositionalAttention

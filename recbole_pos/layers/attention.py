@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
+from recbole_pos.layers.large_products import chunk_elements, iterate_chunks
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 

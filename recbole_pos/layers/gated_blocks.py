@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
-from recbole_pos.layers.chunks import compute_in_chunks
 from recbole_pos.layers.forward import (
     BlockOptions,
     FeedForward,
@@ -27,6 +26,7 @@ from recbole_pos.layers.forward import (
     TransformerLayer,
 )
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+from recbole_pos.layers.large_products import compute_in_chunks
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 

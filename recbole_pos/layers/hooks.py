@@ -216,6 +216,31 @@ def require_result(
     )
 
 
+def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
+    """Check the scores that a model has returned, and give them a row for each history.
+
+    Some of RecBole's models return one dimension: the scores of all items for the first history,
+    then those for the second one, and so on. This is made a matrix; a matrix stays as it is.
+
+    Args:
+        scores: what the model's method ``full_sort_predict`` has returned.
+        num_rows, num_items: number of histories and of items, padding included.
+        model: the model, for the message.
+
+    Returns:
+        Scores [num_rows, num_items], of the type in which the model has returned them.
+
+    Raises:
+        UsageError: if they are no floating-point tensor of one of these two shapes.
+    """
+    shape = num_rows, num_items
+    if isinstance(scores, Tensor) and scores.shape == (num_rows * num_items,):
+        scores = scores.view(*shape)
+    # ``require_result`` raises the error. Its second argument is the type to which it casts scores
+    # of float64. Here that is float64 itself: no score is cast.
+    return require_result(scores, torch.float64, shape, source=model, method="full_sort_predict")
+
+
 def can_broadcast(sizes: Sequence[int], shape: Sequence[int]) -> bool:
     """Return whether a tensor of some sizes can be broadcast to a shape, as [1, 5] to [2, 3, 5]."""
     pairs = zip(reversed(sizes), reversed(shape), strict=False)  # from the last dimension on

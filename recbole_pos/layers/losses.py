@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.item_table import index_rows, make_row_gradient
+from recbole_pos.layers.large_products import chunk_elements
 from recbole_pos.values import Options, shown
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products

@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
+from recbole_pos.layers.large_products import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
 BINARY = ("BCE", "gBCE")  # values of ``loss_type``: the target against each negative

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
+from recbole_pos.layers.large_products import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.losses import EarlyGradients
 
 GROUP = 16  # products of a group, which is skipped if its largest is below the threshold

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.layers.attention import Dropout, future_mask
-from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
+from recbole_pos.layers.large_products import iterate_chunks
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.additive import make_table
 from recbole_pos.position.kernel import toeplitz_matrix

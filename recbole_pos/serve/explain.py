@@ -13,7 +13,7 @@ from recbole.utils import ModelType
 
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import Choice, score_and_rank
+from recbole_pos.layers.large_products import Choice, score_and_rank
 from recbole_pos.serve.scorer import Histories, Scorer
 from recbole_pos.values import is_whole, shown
 

@@ -32,7 +32,7 @@ from recbole_pos.experiment.folder import (
     read_result,
 )
 from recbole_pos.experiment.run import Catalogue, describe_evaluation, evaluate
-from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.layers.large_products import Choice, products
 from recbole_pos.serve.explain import BATCH
 from recbole_pos.serve.histories import read_moment
 from recbole_pos.serve.scorer import Histories, Scorer, find_best_items, require_k, to_columns

@@ -20,7 +20,7 @@ from recbole_pos.config.arguments import IndexArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.files import atomic_write, digest_file
-from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.layers.large_products import Choice, products
 from recbole_pos.serve.explain import BATCH
 from recbole_pos.serve.recommender import Recommender
 from recbole_pos.serve.scorer import find_best_items

@@ -26,7 +26,7 @@ from recbole_pos.config.arguments import IndexArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import atomic_write
-from recbole_pos.layers.catalogue import Choice
+from recbole_pos.layers.large_products import Choice
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns
 from recbole_pos.serve.item_index import use_index

@@ -24,7 +24,7 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice
+from recbole_pos.layers.large_products import Choice
 from recbole_pos.model.models import reads_users
 from recbole_pos.serve.explain import (
     BATCH,

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from recbole_pos.data.windows import gather_index, map_tensors
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import (
+from recbole_pos.layers.forward import encode_queries
+from recbole_pos.layers.hooks import require_scores
+from recbole_pos.layers.large_products import (
     Choice,
     Scores,
     products,
-    require_scores,
     score_parts,
     select_best,
 )
-from recbole_pos.layers.forward import encode_queries
 from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.values import Options, is_whole, shown
