@@ -134,7 +134,6 @@ class Studies:
             run_dir=folder,
             verbose=False,
         )
-        assert found is not None
 
         # The page has the command, with a word in place of a folder outside the repository.
         command = [str(study.relative_to(ROOT)), *(["-d", other_dataset] if other_dataset else [])]

@@ -1,4 +1,4 @@
-"""Plans of power, files for papers, the audit, baselines with times, and docs/referee.md."""
+"""The audit, baselines with times, and docs/referee.md."""
 
 from __future__ import annotations
 
@@ -12,76 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_log, write_atomic
-from study_simulation import Case
 
-import recbole_pos
-from recbole_pos.config.metrics import compute_gains
-from recbole_pos.errors import UsageError
 from recbole_pos.referee.audit import audit, count_facts
 from recbole_pos.referee.split import make_requests, split
-from recbole_pos.study.power import PairNoise
-from recbole_pos.study.statistics import compute_detectable, estimate_difference
 
 DOCS = Path(__file__).parent.parent / "docs" / "referee.md"
-
-
-def simulate(seed: int, num_seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values [seeds, units] of two rows."""
-    ranks, _ = Case(seeds=(num_seeds, num_seeds)).ranks(np.random.default_rng(seed))
-    row, reference = (compute_gains(row_ranks, "ndcg@10") for row_ranks in ranks)
-    return row, reference
-
-
-def test_a_plan_says_what_the_study_then_finds() -> None:
-    """For as many seeds as there are, the same formula; for more, what larger studies have."""
-    row, reference = simulate(0, 3)
-    noise = PairNoise.from_values(row, reference)
-    estimate = estimate_difference(row, reference)
-    detectable = compute_detectable(estimate.error, estimate.df)
-    assert noise.predict_detectable(3) == pytest.approx(detectable, rel=1e-9)
-    values = [noise.predict_detectable(number) for number in range(2, 11)]
-    assert values == sorted(values, reverse=True)
-    wanted = values[5] * 1.0001  # of 7 seeds
-    assert noise.count_needed_seeds(wanted) == 7
-    assert noise.count_needed_seeds(1e-9) is None
-
-    # planned from three seeds, on average, what studies of eight seeds have
-    planned, found = [], []
-    for number in range(20):
-        row, reference = simulate(number, 8)
-        few = PairNoise.from_values(row[:3], reference[:3])
-        planned.append(few.predict_detectable(8))
-        estimate = estimate_difference(row, reference)
-        found.append(compute_detectable(estimate.error, estimate.df))
-    assert np.median(planned) == pytest.approx(np.median(found), rel=0.15)
-    own = PairNoise.like(reference)
-    assert own.true_variance == 0 and own.predict_detectable(3) < noise.predict_detectable(3)
-
-
-def test_plan_and_latex_of_a_study(
-    tiny: Path, tmp_path: Path, trains_here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study: dict[str, Any] = {
-        "dataset": "tiny",
-        "title": "50% of A & B_c",
-        "base": {"data_path": str(tiny), "epochs": 1, "train_batch_size": 64},
-        "rows": {"F_1": {"model": "FPARec", "hidden_size": 16}, "Pop": {"model": "Pop"}},
-        "seeds": 2,
-    }
-    folder = tmp_path / "study"
-    with pytest.raises(UsageError, match="has no finished run"):
-        recbole_pos.compare(study, run_dir=folder, plan=True)
-    recbole_pos.compare(study, run_dir=folder, latex=True, verbose=False)
-    text = (folder / "table.tex").read_text()
-    assert r"50\% of A \& B\_c" in text and r"\toprule" in text and text.count("tabular") == 4
-    assert (folder / "differences.pdf").read_bytes().startswith(b"%PDF")
-    capsys.readouterr()
-    assert recbole_pos.compare(study, run_dir=folder, plan=True, difference=0.01) is None
-    out = capsys.readouterr().out
-    assert "Minimum detectable difference from F_1" in out and "needed for 0.01" in out
-    assert re.search(r"1† +│ +0\.\d{4}", out)
-    with pytest.raises(UsageError, match="--rows 'F_1' --seeds 2"):
-        recbole_pos.compare(study, run_dir=folder, plan=True, seeds=1)
 
 
 def test_the_audit_in_loops(tiny: Path, tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from recbole_pos.experiment.folder import REQUEST_TIME_WARNING
 from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.serve.http import RecommendBody, recommend
+from recbole_pos.study.comparing import _check_configurations
+from recbole_pos.study.configs import exclude_unread
+from recbole_pos.study.plan import Source
+from recbole_pos.study.study_file import make_plan, plan_models
 
 READS = [name for name, cls in SCHEMES.items() if cls.reads_request]
 HOURS, DAY = 24, 1.6e9 // 86400 * 86400
@@ -209,19 +213,21 @@ def test_results_say_who_knows_the_time(trained: Callable, tmp_path: Path) -> No
 def test_a_table_does_not_mix_who_knows_the_time(tiny: Path) -> None:
     """Unless that is what is compared; models that cannot know it are named before training."""
 
-    def dry_run(models: list[str], **more: Any) -> None:
-        given = {"data_path": str(tiny), "request_time": "target", "verbose": False, **more}
-        recbole_pos.compare(models, "tiny", dry_run=True, **given)
+    def check(models: list[str], **more: Any) -> None:
+        base = {"data_path": str(tiny), "request_time": "target", **more}
+        plan = plan_models("tiny", models, base=base)
+        exclude_unread(plan)
+        _check_configurations(plan)
 
     with pytest.raises(UsageError, match="^request_time: TORoPE knows the time .* others do not"):
-        dry_run(["PosSASRec", "TORoPE"])
+        check(["PosSASRec", "TORoPE"])
     with pytest.raises(UsageError, match="request_time is not read by AttrFormer"):
-        dry_run(["AttrFormer"])
-    dry_run(["PosSASRec", "TORoPE"], position=["hstu"])
+        check(["AttrFormer"])
+    check(["PosSASRec", "TORoPE"], position=["hstu"])
     knows = {"model": "PosSASRec", "position": ["hstu"], "request_time": "target"}
     rows = {"knows": knows, "twin": {**knows, "request_time": "none"}, "other": {"model": "FPARec"}}
     study = {"dataset": "tiny", "base": {"data_path": str(tiny)}, "rows": rows}
-    recbole_pos.compare(study, dry_run=True, verbose=False)
+    _check_configurations(make_plan(Source("study", study)))
 
 
 def test_the_scheme_of_the_page_reads_the_time_of_the_request() -> None:

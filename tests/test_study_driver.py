@@ -7,25 +7,21 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import yaml
-from conftest import PATIENCE, SCRIPT, wait
 from small_study import BASE, NOPE, SMALL, study
 from spy import notes
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.data import preparation
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import UsageError
+from recbole_pos.files import lock_folder
 from recbole_pos.model.models import MODELS, register_model
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.study.configs import digest_run, make_row_config
@@ -55,6 +51,8 @@ def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
     assert {"table.md", "table.csv", "runs.csv", "report.html"} <= {*os.listdir(folder)}
 
     before = times(folder)
+    with lock_folder(folder, "compared"), pytest.raises(UsageError, match="is being compared by"):
+        compare(models, folder, **options)
     assert compare(models, folder, **options).runs.equals(found.runs) and times(folder) == before
     assert recbole_pos.compare(folder, report=True, verbose=False).pairs.equals(found.pairs)
 
@@ -131,7 +129,7 @@ def test_data_are_read_once_whatever_the_number_of_runs(
 
 
 def test_a_class_of_the_user_is_a_row(cluster, tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """Of a script, or of a folder that a script has put into sys.path; a failure is told."""
+    """Of a script, or of a folder that a script has put into sys.path; a failure has a reason."""
 
     class Typed(PosSASRec):
         """Nothing but a name."""
@@ -143,9 +141,9 @@ def test_a_class_of_the_user_is_a_row(cluster, tiny: Path, tmp_path: Path, monke
     monkeypatch.syspath_prepend(str(tmp_path))
     models = [Typed, importlib.import_module("my_models").Failing]
     given = {**SMALL, "data_path": str(tiny), "run_dir": tmp_path / "s", "verbose": False}
-    with pytest.warns(RunWarning, match="1 of 2 runs failed: Failing, seed 2020: .*no such thing"):
-        found = recbole_pos.compare(models, "tiny", **given)
+    found = recbole_pos.compare(models, "tiny", **given)
     assert list(found.runs["status"]) == ["done", "failed"], found.runs["reason"].tolist()
+    assert "no such thing" in found.tables[-1].markdown()
 
 
 def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
@@ -167,35 +165,15 @@ def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     assert "different versions of torch: " in page and "2.4.0 (PosSASRec (init_from" in page
     names = list(pd.read_csv(tmp_path / "out" / "runs.csv")["row"])
     assert names[1:] == ["PosSASRec (init_from: a run)", "PosSASRec (init_from: None)"]
-    refused(["compare", one, other], "eval_args is")
+    refused(["compare", one, other], "test targets are not the same; were the data and the split?")
     refused(["compare", one], "two runs or more")
     (two / "test_ranks.parquet").unlink()
     refused(command, "run --resume")
 
 
-def test_a_study_resumes_after_kill_minus_nine(cluster, tiny: Path, tmp_path: Path) -> None:
-    """The driver by kill -9, then a worker of the next one; finished runs are not trained again."""
-    folder = tmp_path / "s"
-    rows = {"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}
-    rows["Learned"] = {"position": ["learned"]}
-    long = {"base": {**BASE, "data_path": str(tiny), "epochs": 40, "stopping_step": 100}}
-    (tmp_path / "study.yaml").write_text(json.dumps(study(tiny, seeds=1, rows=rows, **long)))
-    command = [sys.executable, SCRIPT, "compare", tmp_path / "study.yaml", "--run_dir", folder]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        wait(lambda: times(folder) and _epochs(folder) > 4 or process.poll() is not None)
-        assert process.poll() is None
-        family = psutil.Process(process.pid).children(recursive=True)
-        with pytest.raises(UsageError, match=f"is being compared by process {process.pid}"):
-            recbole_pos.compare(folder, verbose=False)
-    finally:
-        process.kill()
-        process.wait()
-    for one in family:  # else a worker trains its run to the end, and holds it meanwhile
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    psutil.wait_procs(family, PATIENCE)
-    finished, before, over = times(folder), len(notes(cluster)), threading.Event()
+def test_a_lost_process_resumes_its_run(cluster, tiny: Path, tmp_path: Path) -> None:
+    """On Ray; test_local_runs.py kills processes of this machine, and the driver."""
+    before, over = len(notes(cluster)), threading.Event()
     killed: list[int] = []
 
     def kill_a_worker() -> None:
@@ -206,23 +184,17 @@ def test_a_study_resumes_after_kill_minus_nine(cluster, tiny: Path, tmp_path: Pa
 
     killer = threading.Thread(target=kill_a_worker)
     killer.start()
+    base = {**BASE, "data_path": str(tiny), "epochs": 20, "stopping_step": 100}
     try:
-        runs = recbole_pos.compare(folder, verbose=False).runs
+        runs = compare(study(tiny, seeds=1, base=base), tmp_path / "s").runs
     finally:
         over.set()
         killer.join()
-    assert killed
-    assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {40}
-    assert finished and times(folder).items() >= finished.items()
+    assert killed and list(runs["status"]) == ["done"] * 2 and list(runs["epochs"]) == [20] * 2
     last = runs.iloc[-1]  # trained from shared data as from files
-    files = [str(folder / last["path"] / "config.yaml")]
+    files = [str(tmp_path / "s" / last["path"] / "config.yaml")]
     alone = recbole_pos.run(config_file_list=files, run_dir=tmp_path / "alone", verbose=False)
     assert alone.test == {name: last[name] for name in alone.test}
-
-
-def _epochs(folder: Path) -> int:
-    """Epochs of all runs: the one that was killed may have been at its last."""
-    return sum(len(p.read_text().splitlines()) for p in folder.glob("runs/*/metrics.jsonl"))
 
 
 def test_rows_of_one_table_rank_the_same_items(cluster, tiny: Path, tmp_path: Path) -> None:
@@ -240,7 +212,7 @@ def test_rows_of_one_table_rank_the_same_items(cluster, tiny: Path, tmp_path: Pa
         recbole_pos.compare(runs, run_dir=tmp_path / "x", verbose=False)
     rows = {"all": {"position": ["nope"]}, "unseen": {"mask_history": True}}
     with pytest.raises(UsageError, match=r"^mask_history: all ranks all items and unseen ranks"):
-        compare(study(tiny, rows=rows), tmp_path / "y", dry_run=True)
+        compare(study(tiny, rows=rows), tmp_path / "y")
 
 
 FILES = {

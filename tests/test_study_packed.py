@@ -83,8 +83,6 @@ def test_other_data_and_split(cluster, tmp_path: Path, monkeypatch: pytest.Monke
     compare(what, dataset="other", run_dir="there", known=("my",), report=True)
     for ranks in Path("made").glob("runs/*/test_ranks.parquet"):
         assert ("there" / ranks.relative_to("made")).read_bytes() == ranks.read_bytes()
-    with pytest.raises(UsageError, match="made is a study of other"):
-        compare("made", dataset="tiny", report=True)
 
 
 def test_nothing_of_the_log_or_the_machine_is_in_it(made: dict, tmp_path: Path) -> None:
@@ -103,46 +101,28 @@ def test_nothing_of_the_log_or_the_machine_is_in_it(made: dict, tmp_path: Path) 
     assert {*epochs["digest"], *ranks.columns} == set(PackedStudy(tmp_path / "kept").fits)
 
 
-def test_other_data_or_options_know_nothing(made: dict, tmp_path: Path, capsys) -> None:
-    """And the dry run says so before anything is trained."""
-    what, pack = made["what"], made["pack"]
-    write_atomic(make_log(seed=1), tmp_path)
-    changes = ({"data_path": str(tmp_path)}, {"n_layers": 2}, {})
-    # Pop reads no n_layers: its runs are the same
-    for more, known in zip(changes, (0, 2, 6), strict=True):
-        other = {**what, "base": {**what["base"], **more}}
-        compare(other, run_dir=tmp_path / "s", known=(pack,), dry_run=True, verbose=True)
-        assert f"{known} of 6 runs are finished" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("change", "restored"),
     [
         ({"rows": {**ROWS, "NoPE": {"position": ["rope"]}}}, 2),
+        ({"rows": {**ROWS, "NoPE": {"position": ["nope"], "n_layers": 2}}}, 2),
         ({"search": {"learning_rate": [1e-3, 1e-2, 1e-1]}}, 4),
     ],
-    ids=["another row", "more trials"],
+    ids=["another row", "another option", "more trials"],
 )
 def test_a_report_trains_nothing(made: dict, tmp_path: Path, change: dict, restored: int) -> None:
     """What another row was trained for is not taken; with more trials nothing is chosen yet."""
     what = {**made["what"], **change}
-    runs, _ = compare(what, run_dir=tmp_path, known=(made["pack"],), report=True)
-    assert list(runs["row"]) == ["Pop", "Pop"]
+    found = compare(what, run_dir=tmp_path, known=(made["pack"],), report=True)
+    assert list(found.runs["row"]) == ["Pop", "Pop"]
     assert len(list(tmp_path.glob("runs/*"))) == restored
 
 
-def test_a_dry_run_counts_what_is_there_and_writes_nothing(
-    made: dict, tmp_path: Path, capsys
-) -> None:
-    folder = Path(shutil.copytree(made["here"], tmp_path / "s"))
-    noted = json.loads((folder / "current.json").read_text())
-    shutil.rmtree(folder / "runs" / noted["NoPE, seed 2021"]["run"])
-    before = content(folder)
-    compare(made["what"], run_dir=folder, dry_run=True, verbose=True)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Configurations: NoPE, Pop" in printed and "Seeds: 2020, 2021; 6 runs, 2 of" in printed
-    assert "5 of 6 runs are finished" in printed
-    assert content(folder) == before
+def test_runs_of_other_data_are_not_known(made: dict, tmp_path: Path) -> None:
+    data_path = str(write_atomic(make_log(seed=1), tmp_path))
+    other = {**made["what"], "base": {**made["what"]["base"], "data_path": data_path}}
+    with pytest.raises(UsageError, match="no finished run"):
+        compare(other, run_dir=tmp_path / "s", known=(made["pack"],), report=True)
 
 
 def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, monkeypatch) -> None:

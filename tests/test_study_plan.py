@@ -32,7 +32,6 @@ reference: NoPE
 metrics: [NDCG@10, hit@10]
 bins: {history: [5, 15], cold: true}
 paper: {NoPE: {ndcg@10: 0.0316, HIT@10: 0.0571}}
-split: {GT: [0.95, 0.97]}
 tables:
   - {title: Table 2, rows: [NoPE, Ours]}
   - {rows: [RoPE, RoPE + kernel], metrics: [ndcg@10]}
@@ -61,7 +60,6 @@ def test_a_study_is_read_whole(study):
         "model": "KernelAttention",
         "dataset": "amazon-beauty",
         "n_layers": 2,
-        "eval_args": {"split": {"GT": [0.95, 0.97]}},
         "config_files": ["kernel_attention/beauty.yaml", "own.yaml"],
     }
 
@@ -94,7 +92,7 @@ def test_an_error_names_line_and_key(study):
         ("search: false", "search: {x: [1, 2, 3]}", 11, "Pop is searched with 3 trials and Ours"),
         ("{hidden_dropout_prob: [0.2, 0.3]}", "{x: {uniform: [0, 1]}}", 12, "a list of different"),
         ("model: PosSASRec\n    position: [rope]", "retest: NoPE\n    epochs: 3", 8, "epochs"),
-        ("history: [5, 15]", "age: [86400, 87000, 87500]", 16, "expected edges between bins"),
+        ("history: [5, 15]", "history: [15, 5]", 16, "expected ascending edges between bins"),
     ):
         assert old in STUDY
         with pytest.raises(UsageError, match=rf"study\.yaml, line {line}: .*(?:{message})"):
@@ -134,7 +132,7 @@ def test_a_study_that_is_like_another_takes_over_option_by_option(tmp_path: Path
     with pytest.raises(UsageError, match="second.yaml, line 2: .*'Time'.*time"):
         second("like: first.yaml\nrows: [Time]\n")
     with pytest.raises(UsageError, match="line 1: like: expected the file of another study"):
-        second("like: second.yaml\n")
+        second("like: third.yaml\n")
 
 
 def test_models_and_values_are_rows(tmp_path):

@@ -94,11 +94,6 @@ def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None
     assert all("all trials failed; the first one: it diverged" in why for why in runs["reason"])
 
 
-def test_an_option_is_given_or_tried(tiny: Path, folder: StudyFolder) -> None:
-    with pytest.raises(UsageError, match="n_layers"):  # of the base
-        Scheduler(plan(tiny, search={"n_layers": [1, 2]}), folder)
-
-
 def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder) -> None:
     """Which is that of early stopping, and not the one that the tables begin with."""
     rows = {"NoPE": {**NOPE["NoPE"], "valid_metric": "MRR@10"}, "Learned": ROWS["Learned"]}

@@ -20,7 +20,6 @@ import ray
 from conftest import PATIENCE, SCRIPT, SMALL, wait
 from ray.cluster_utils import Cluster
 
-from recbole_pos.errors import TrainingError
 from recbole_pos.tuning import tune
 
 pytestmark = pytest.mark.long
@@ -105,7 +104,7 @@ def test_a_node_of_a_search_is_killed(two_machines, tiny: Path, tmp_path: Path) 
     with killed(two_machines, log, after=3) as dead:
         found = tune("FPARec", "tiny", tmp_path / "space.yaml", [], given, **options)
     assert [trial.state for trial in found.trials] == ["finished"] * 4
-    assert [list(trial.curve) for trial in found.trials] == [list(range(epochs))] * 4
+    assert [trial.epochs for trial in found.trials] == [epochs] * 4
     runs = trained(log).values()
     assert len({node for run in runs for _, node, _ in run}) == 2
     moved = [run for run in runs if len({node for _, node, _ in run}) == 2]
@@ -115,47 +114,6 @@ def test_a_node_of_a_search_is_killed(two_machines, tiny: Path, tmp_path: Path) 
         after = [epoch for epoch, node, _ in run if node != dead]
         assert 1 <= after[0] <= before[-1] + 1
         assert sorted({*before, *after}) == list(range(epochs))
-
-
-def test_a_trial_whose_process_always_dies_is_lost(no_ray, tiny: Path, tmp_path: Path) -> None:
-    """It is trained by a resumed search where it can live, and no other is trained again."""
-    log, cure, out = tmp_path / "log", tmp_path / "cure", tmp_path / "out"
-
-    def hook() -> None:
-        import os
-        import signal
-
-        import recbole_pos  # noqa: F401
-        from recbole_pos.experiment.trainer import PosTrainer
-
-        train = PosTrainer._train_epoch
-
-        def train_or_die(self, *given, **more):
-            with open(log, "a") as stream:
-                stream.write(f"{self.config['n_layers']} ")
-            if self.config["n_layers"] == 2 and not cure.exists():
-                os.kill(os.getpid(), signal.SIGKILL)
-            return train(self, *given, **more)
-
-        PosTrainer._train_epoch = train_or_die
-
-    (tmp_path / "space.yaml").write_text("n_layers: {choice: [1, 2, 3]}\n")
-    given = {**FAST, "data_path": str(tiny), "epochs": 1}
-    how = {"searcher": "grid", "max_concurrent": 1, "run_dir": out, "verbose": False}
-    environment = {"worker_process_setup_hook": hook}
-    ray.init("local", num_cpus=2, runtime_env=environment, log_to_driver=False)
-    try:
-        with pytest.raises(
-            TrainingError, match="1 of 3 trials .*; trial 1: its process was lost 4"
-        ):
-            tune("FPARec", "tiny", tmp_path / "space.yaml", [], given, **how)
-        assert not (out / "test.json").exists()
-        cure.touch()
-        found = tune(resume=out, verbose=False)
-    finally:
-        ray.shutdown()
-    assert [trial.state for trial in found.trials] == ["finished"] * 3 and found.test
-    assert log.read_text().split() == ["1", *"2222", "3", "2"]
 
 
 def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path) -> None:

@@ -93,11 +93,7 @@ class CompareArguments(ClusterArguments):
     reference: str | None = _arg(None, "configuration to compare with (the first)")
     rows: tuple[str, ...] = _arg((), "train only these configurations; all are shown", "NAME")
     run_dir: str | Path | None = _arg(None, "the study's folder (saved/<dataset>/studies/<title>)")
-    dry_run: bool = _arg(False, "list what would be trained, and train nothing")
     report: bool = _arg(False, "tables and report of what is finished, and train nothing")
-    latex: bool = _arg(False, "also write table.tex, and the figures as pdf")
-    plan: bool = _arg(False, "only tell which difference how many seeds would detect")
-    difference: float | None = _arg(None, "with --plan: how many seeds it takes", "NUMBER")
     known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FOLDER")
     pack: str | Path | None = _arg(None, "write what is finished into a folder, to keep", "FOLDER")
 
@@ -107,7 +103,6 @@ class SearchArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.tune`."""
 
     num_samples: int | None = _arg(None, "trials (60; all of a grid)", "N")
-    metric: str | None = _arg(None, "validation metric to go by (valid_metric), such as ndcg@10")
     scheduler: str = _arg("asha", "asha (stops weak trials early) or none")
     grace_epochs: int = _arg(5, "epochs of each trial before asha may stop it (5)", "N")
     searcher: str = _arg("optuna", "optuna (TPE), random or grid")

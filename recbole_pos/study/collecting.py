@@ -22,10 +22,10 @@ from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import (
     name_rows,
     require_same_candidates,
-    require_same_data,
     require_twins,
 )
 from recbole_pos.study.plan import METRICS, Fit, Plan, list_fits
+from recbole_pos.study.rendered_table import format_options
 from recbole_pos.study.results import VALIDATION, Results
 from recbole_pos.study.statistics import RankTable
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFacts, StudyFolder, read_curve
@@ -62,7 +62,7 @@ def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ())
     Raises:
         UsageError: naming a file that is damaged.
     """
-    facts = folder.read_facts()
+    study_facts = folder.read_facts()
     digests = folder.find_current_digests(plan)  # name of a fit -> name of its run's folder
 
     # A fit is a run that the plan asks for, of one row (configuration) with one seed. It is a trial
@@ -70,66 +70,48 @@ def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ())
     runs, trials = list(judged), []
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
+        run, facts = folder.run(digest), folder.read_fit(digest)  # no facts if it has not begun
+        identity = {"row": fit.row, "seed": fit.seed}
         if fit.trial is not None:
-            trials += _read_trial(fit, folder, digest)
-        else:
-            runs += _find_run(fit, folder, digest, facts.unmade, plan.metrics[0])
+            # The process of a run, once it has started, writes the configuration first of all.
+            if facts and run.config.is_file():
+                trials.append(_describe_trial(fit, run, facts))
+        elif facts:
+            facts |= {**identity, "path": f"runs/{digest}"}
+            runs.append(_read_run(run, facts, plan.metrics[0]))
+        elif fit.name in study_facts.unmade:  # it failed before it had a folder
+            reason = study_facts.unmade[fit.name]
+            runs.append(Run({**identity, "status": FAILED, "reason": reason}))
 
     # Row -> the options that its search has chosen, as text; its runs were trained with them.
     searched = [run.facts for run in runs if run.facts.get("searched")]
-    chosen = {facts["row"]: format_pairs(facts["searched"]) for facts in searched}
+    chosen = {facts["row"]: format_options(facts["searched"]) for facts in searched}
     searches = _average_trials(pd.DataFrame(trials), len(plan.trial_seeds), chosen)
-    return make_results(plan, facts, runs, folder.make_command(plan), searches)
+    return make_results(plan, study_facts, runs, folder.make_command(plan), searches)
 
 
-def _read_trial(fit: Fit, folder: StudyFolder, digest: str) -> list[dict[str, Any]]:
+def _describe_trial(fit: Fit, run: RunFolder, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the line of a trial of a search for the table of trials, as :class:`Results` has it.
 
     Args:
         fit: the trial, with one seed.
-        folder: folder of the study.
-        digest: name of the folder of its run; empty if there is none.
+        run: folder of its run.
+        facts: what is known of the run by name.
 
     Returns:
-        A list of one line: row (the configuration), trial, metric, value (the best one in
-        validation; None if it failed) and options; an empty list if its process has not begun.
+        The line: row (the configuration), trial, metric, value (the best one in validation; None if
+        it failed) and options.
     """
-    # The facts are what the study has noted of the run, and its results; empty if there is no run.
-    # The process of a run writes its configuration first of all.
-    run, facts = folder.run(digest), folder.read_fit(digest)
-    if not facts or not run.config.is_file():
-        return []
     metric = str(run.read_config()["valid_metric"]).lower()
     value = (facts.get("best_valid") or {}).get(metric)
-    line = {"row": fit.row, "trial": fit.trial, "metric": metric, "value": value}
-    return [{**line, "options": format_pairs(facts.get("searched") or {})}]
-
-
-def _find_run(
-    fit: Fit, folder: StudyFolder, digest: str, unmade: Mapping[str, str], metric: str
-) -> list[Run]:
-    """Return the run of a fit (a run that the plan asks for), as far as it has come.
-
-    Args:
-        fit: the fit; not a trial of a search.
-        folder: folder of the study.
-        digest: name of the folder of its run; empty if there is none.
-        unmade: name of a fit that failed before it had a folder -> why.
-        metric: metric of its learning curve.
-
-    Returns:
-        A list of the run; an empty list if it has not begun.
-    """
-    # Most fits have a folder, from which their facts (status, results) are read. One with wrong
-    # options, for example, has failed without a folder; then only the reason is known.
-    facts = folder.read_fit(digest)
-    identity = {"row": fit.row, "seed": fit.seed}
-    if facts:
-        facts |= {**identity, "path": f"runs/{digest}"}
-        return [_read_run(folder.run(digest), facts, metric)]
-    if fit.name in unmade:
-        return [Run({**identity, "status": FAILED, "reason": unmade[fit.name]})]
-    return []
+    options = format_options(facts.get("searched") or {})
+    return {
+        "row": fit.row,
+        "trial": fit.trial,
+        "metric": metric,
+        "value": value,
+        "options": options,
+    }
 
 
 def _average_trials(
@@ -158,11 +140,6 @@ def _average_trials(
     return searches.assign(chosen=searches["options"] == searches["row"].map(chosen))
 
 
-def format_pairs(options: Mapping[str, Any]) -> str:
-    """Return options in one line, as ``learning_rate: 0.001, n_heads: 2``."""
-    return ", ".join(f"{name}: {value}" for name, value in options.items())
-
-
 def read_runs(paths: Sequence[Path]) -> tuple[dict[str, Any], StudyFacts, list[Run]]:
     """Read finished runs in any folders, and describe them as a study.
 
@@ -182,7 +159,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[dict[str, Any], StudyFacts, list[R
 
     # Refuse runs whose metrics cannot be compared. A model that knows the time of what it predicts
     # may be compared with others only if one of these differs from it in nothing else, its twin.
-    require_same_data(paths, configs)
+    # That all have the same test targets is checked when their ranks are put side by side.
     require_twins(dict(zip(names, configs, strict=True)))
 
     # The metrics of the tables: first that of early stopping, if it can be computed from ranks;

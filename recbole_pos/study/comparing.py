@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +25,12 @@ from recbole_pos.conversion.convert import find_folder_beside
 from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.loading import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.protocol import describe_candidates
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs import DONE, FAILED
+from recbole_pos.runs import FAILED
 from recbole_pos.runs.training_runs import can_run_here, start_server
 from recbole_pos.study.collecting import collect_results, make_results, read_runs
 from recbole_pos.study.configs import (
@@ -42,13 +41,12 @@ from recbole_pos.study.configs import (
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
 from recbole_pos.study.plan import Plan, Source
-from recbole_pos.study.power import make_power_table
-from recbole_pos.study.report import Report
 from recbole_pos.study.results import RUN_FOLDERS, Results
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.scoring import judge_rows, list_judged_runs
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
+from recbole_pos.study.study_report import Report
 from recbole_pos.values import listed
 
 
@@ -70,10 +68,6 @@ class Compared(Report):
         """One line per training run, see :class:`~recbole_pos.study.results.Results`."""
         return self.results.runs
 
-    def __iter__(self) -> Iterator[pd.DataFrame]:
-        """Yield the two tables: ``runs, pairs = compare(...)``."""
-        yield from (self.runs, self.pairs)
-
 
 def compare(
     what: str | Path | list[Any] | dict[str, Any],
@@ -83,7 +77,7 @@ def compare(
     *,
     settings: CompareArguments | None = None,
     **keywords: Any,
-) -> Compared | None:
+) -> Compared:
     """Compare models: train what is missing, the same way for all, and report.
 
     Examples:
@@ -106,12 +100,8 @@ def compare(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
-            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``latex``, ``plan``,
-            ``difference``, ``known``, ``pack``, ``max_concurrent``, ``address``,
-            ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
-
-    Returns:
-        The comparison; None for ``dry_run`` and ``plan``.
+            ``reference``, ``rows``, ``run_dir``, ``report``, ``known``, ``pack``,
+            ``max_concurrent``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
 
     Raises:
         UsageError: if something given is wrong, before anything is trained; for runs that cannot be
@@ -129,13 +119,13 @@ def compare(
     # Finished runs are compared as they are: options would have no effect on them.
     if runs := _find_run_folders(what):
         given = {*list_changed(args), *base, *(["dataset"] if name else [])}
-        if unread := sorted(given - {"reference", "run_dir", "plugins", "latex", "verbose"}):
+        if unread := sorted(given - {"reference", "run_dir", "plugins", "verbose"}):
             raise UsageError(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
                 "as they are; leave it out"
             )
         results = _collect_runs(runs, args.reference)
-        return _write_and_print(results, reporter, Path(args.run_dir or "compared"), args.latex)
+        return _write_and_print(results, reporter, Path(args.run_dir or "compared"))
 
     # Models or a study: make the plan (rows, seeds and tables), and choose the folder of the study.
     # A dataset in temporary files has the folder beside them, so that both are deleted together.
@@ -143,44 +133,25 @@ def compare(
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
     plan, folder = _make_plan_and_folder(what, name, base, args)
     exclude_unread(plan)  # a row is made without the common options that its model does not read
-    stored_plan = folder.read_plan()
-    if stored_plan is not None and stored_plan.dataset != plan.dataset:
-        raise UsageError(
-            f"{folder.path} is a study of {stored_plan.dataset}, not of {plan.dataset}; choose "
-            "another --run_dir"
-        )
 
     # Train the runs that are missing. Packed studies (--known) have the results of runs that others
     # have trained, which are copied instead. A report trains nothing, and only copies those.
-    if args.plan:  # the number of seeds is planned from runs that exist, so nothing is trained
-        args = replace(args, report=True)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     judged = judge_rows(plan, packed)  # ranks of the targets in predictions of other systems
     if packed or not args.report:
-        trains = not (args.report or args.dry_run)
-        if trains and can_run_here(args.address, args.gpus_per_trial, uses_gpu=True):
+        if not args.report and can_run_here(args.address, args.gpus_per_trial, uses_gpu=True):
             start_server()  # it imports torch while this process reads the data
         models = _check_configurations(plan)
-        scheduler = Scheduler(plan, folder, args.rows, packed)
-        if args.dry_run:
-            _print_preview(scheduler, reporter)
-            return None
-        _train_missing(scheduler, args, models, reporter)
+        _train_missing(Scheduler(plan, folder, args.rows, packed), args, models, reporter)
 
     # Write and print the results of all runs that are finished.
     results = collect_results(plan, folder, list_judged_runs(plan, judged))
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
-    if args.plan:
-        reporter.line(make_power_table(results, args.difference))
-        return None
-    compared = _write_and_print(results, reporter, folder.path, args.latex)
+    compared = _write_and_print(results, reporter, folder.path)
     if args.pack:
         num_runs = pack(plan, folder, args.pack, judged)
         reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
-    if not args.report:
-        rows = args.rows or plan.rows  # the user was warned of other rows by an earlier call
-        _warn_of_failures(compared.runs[compared.runs["row"].isin(rows)])
     return replace(compared, source=dataset)
 
 
@@ -380,29 +351,6 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
                 )
 
 
-def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
-    """Print the configurations of a study, and how many of their runs are finished; train nothing.
-
-    Args:
-        scheduler: knows the runs of the study, those that are finished, and the packed studies
-            (``--known``) that finished runs can be taken from.
-        reporter: prints the lines.
-    """
-    plan, fits = scheduler.plan, scheduler.fits  # fits are the runs that the plan asks for
-    num_trials = sum(fit.trial is not None for fit in fits)
-    trials = f", {num_trials} of them trials of a search" if num_trials else ""
-    reporter.line(f"{plan.title}: on {plan.dataset}; differences are from {plan.reference}")
-    reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
-    reporter.line(f"Seeds: {', '.join(map(str, plan.seeds))}; {len(fits)} runs{trials}")
-
-    if scheduler.folder.runs.is_dir() or scheduler.packed:
-        # Look for finished runs, and copy none. This reads the data, since the folder of a run is
-        # named by a hash of its options and data.
-        scheduler.record_finished(restore=False)
-        num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
-        reporter.line(f"{num_done} of {len(fits)} runs are finished")
-
-
 def _train_missing(
     scheduler: Scheduler, args: CompareArguments, models: set[str], reporter: Reporter
 ) -> None:
@@ -436,35 +384,17 @@ def _train_missing(
             ActiveRuns(scheduler, args, reporter, models).train()
 
 
-def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
+def _write_and_print(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write the files of a comparison, print its tables and the paths of the files, and return it.
 
     Args:
         results: results of the runs.
         reporter: prints the lines.
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
-        latex: whether files for a paper, in LaTeX, are written as well.
     """
     compared = Compared(results, folder)
-    files = compared.write(folder, latex)
+    files = compared.write(folder)
     compared.show(reporter)
     for file in files:
         reporter.line(str(file))
     return compared
-
-
-def _warn_of_failures(runs: pd.DataFrame) -> None:
-    """Warn of failed runs, with the reason of the first failed run of each configuration.
-
-    The warning points at the line of the user who called ``compare``, two calls above.
-
-    Args:
-        runs: one line per run with the columns row (its configuration), seed, status and reason.
-    """
-    failed = runs[runs["status"] == FAILED]
-    if len(failed):
-        # Runs of one configuration mostly fail for the same reason, so the first one is enough.
-        first_runs = failed.drop_duplicates("row").itertuples()
-        reasons = [f"{run.row}, seed {run.seed}: {run.reason}" for run in first_runs]
-        text = f"compare: {len(failed)} of {len(runs)} runs failed: {'; '.join(reasons)}"
-        warnings.warn(text, RunWarning, stacklevel=3)  # 1 is this line, 2 compare, 3 its caller

@@ -44,8 +44,6 @@ _NOT_READ = (
     *("model", "init_from", "mask_history"),
     *("metrics", "topk", "valid_metric", "metric_decimal_place", "valid_users"),
 )
-# Options in which runs must be equal, if they are compared without a plan that says so.
-_SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 # Stands for code whose text cannot be read, so that its digest is another in every process.
 _PROCESS = uuid.uuid4().hex
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that are not the user's
@@ -236,26 +234,6 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         names.append(options["model"] + (f" ({', '.join(differing)})" if differing else ""))
     return names
-
-
-def require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
-    """Require that runs have the same options of data, split and targets (_SHARED).
-
-    Args:
-        paths: folders of the runs, for the message.
-        configs: options of each run.
-
-    Raises:
-        UsageError: naming the first run that differs from the first of all.
-    """
-    first_config, *_ = configs
-    for path, config in zip(paths, configs, strict=True):
-        for key in _SHARED:
-            if config.get(key) != first_config.get(key):
-                raise UsageError(
-                    f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
-                    f"{config.get(key)} and {first_config.get(key)}"
-                )
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:

@@ -272,22 +272,10 @@ def write_state(scheduler: Scheduler) -> None:
     datasets = list(scheduler.datasets.values())
     if datasets:
         # All configurations have the same interactions and split, so the first stands for all.
-        _describe_dataset(datasets[0], facts)
+        dataset, *_ = datasets
+        summary = dataset.split.summary  # counts of interactions and targets
+        checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]  # the first 16 digits of a hash
+        facts.data = {**count_dataset(dataset), "checksum": checksum}
+        facts.warnings = make_warnings(summary)  # of copied interactions, for example
+        facts.split = add_sample(summary, dataset.config)  # with the size of a sample of users
     scheduler.folder.write_facts(facts)
-
-
-def _describe_dataset(dataset: Any, facts: StudyFacts) -> None:
-    """Note in the facts of a study what its report says about the data.
-
-    These are the numbers of users, items and interactions, a checksum, warnings, and the split. All
-    configurations of a study have the same data and split, so one dataset stands for all.
-
-    Args:
-        dataset: a dataset of the study, with its split.
-        facts: the facts, which are changed.
-    """
-    summary = dataset.split.summary  # counts of interactions and targets
-    checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]  # the first 16 digits of a hash
-    facts.data = {**count_dataset(dataset), "checksum": checksum}
-    facts.warnings = make_warnings(summary)  # of copied interactions, for example
-    facts.split = add_sample(summary, dataset.config)  # with the size of a sample of users

@@ -1,4 +1,4 @@
-"""Tables in markdown, html, LaTeX and on a terminal of any width, and the numbers in them.
+"""Tables in markdown, html and on a terminal of any width, and the numbers in them.
 
 A :class:`RenderedTable` is made of :class:`Cell` objects. The functions ``format_...`` return the
 text of numbers, durations, counts and intervals.
@@ -18,20 +18,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.values import shown
-
 # Seconds in a unit, name of the unit, and the same for the next smaller unit.
 _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
-
-# Character -> LaTeX that prints it.
-_LATEX = str.maketrans(
-    {
-        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-        **{"±": r"$\pm$", "<": "$<$", ">": "$>$", "†": r"$\dagger$", "‡": r"$\ddagger$"},
-        **{"\N{NO-BREAK SPACE}": "~", "\N{MINUS SIGN}": "$-$"},
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -99,31 +87,6 @@ class RenderedTable:
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(block for block in (f"## {self.title}", table, notes) if block)
 
-    def latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs.
-
-        The best values are bold, and the notes of the table are in its caption.
-        """
-        # Columns of words are aligned left, numbers right. _LATEX escapes what LaTeX would read as
-        # commands.
-        sides = ["l" if i in self.text_columns else "r" for i in range(len(self.columns))]
-        alignment = "".join(sides)
-        caption = " ".join([f"{self.title}.", *self.notes]).translate(_LATEX)
-        header = " & ".join(name.translate(_LATEX) for name in self.columns)
-        lines = [" & ".join(map(_format_latex_cell, line)) for line in self.lines]
-        body = "\n".join(rf"{line} \\" for line in lines)
-        return rf"""\begin{{table}}
-\centering
-\caption{{{caption}}}
-\begin{{tabular}}{{{alignment}}}
-\toprule
-{header} \\
-\midrule
-{body}
-\bottomrule
-\end{{tabular}}
-\end{{table}}"""
-
     def _repr_html_(self) -> str:
         return PAGES.get_template("table.html.jinja").render(table=self)
 
@@ -180,22 +143,6 @@ def _format_markdown_cell(cell: Cell) -> str:
     if cell.bold and text:
         text = f"**{text}**"
     return f"{text} ({detail})" if detail else text
-
-
-def _format_latex_cell(cell: Cell) -> str:
-    """Return a cell in LaTeX, such as ``{0.0425}`` or ``\\textbf{0.0425} {\\scriptsize detail}``.
-
-    The braces around the text are for LaTeX, which reads a [ or * at the beginning of a line as an
-    argument of the line break before it.
-    """
-    # _LATEX replaces the characters that LaTeX would read as commands.
-    text, detail = cell.text.translate(_LATEX), cell.detail.translate(_LATEX)
-    parts = []
-    if text:
-        parts.append(rf"\textbf{{{text}}}" if cell.bold else f"{{{text}}}")
-    if detail:
-        parts.append(rf"{{\scriptsize {detail}}}")
-    return " ".join(parts)
 
 
 def _make_rich_cell(cell: Cell) -> Text:
@@ -286,23 +233,8 @@ def join_names(values: Iterable[Any], limit: int = 6) -> str:
 
 
 def format_options(options: Mapping[str, Any]) -> str:
-    """Return options in one line, as ``learning_rate 0.001  n_heads 2``.
-
-    Real numbers have three significant digits. Long values, such as lists of many, are shortened.
-
-    Args:
-        options: option -> value.
-    """
-    texts = []
-    for name, value in options.items():
-        if isinstance(value, float):
-            text = f"{value:.3g}"
-        elif isinstance(value, str) and len(value) < 100:
-            text = value
-        else:
-            text = shown(value)  # shortened, as in messages; text in quotes
-        texts.append(f"{name} {text}")
-    return "  ".join(texts)
+    """Return options in one line, as ``learning_rate: 0.001, n_heads: 2``."""
+    return ", ".join(f"{name}: {value}" for name, value in options.items())
 
 
 # Templates of pages, in this folder, and the functions that they call.

@@ -25,8 +25,14 @@ from recbole_pos.study.rendered_table import (
     format_number,
     join_names,
 )
-from recbole_pos.study.results import COLD_TARGETS, VALIDATION, Comparison, Results, concatenate
-from recbole_pos.study.statistics import ALL
+from recbole_pos.study.results import (
+    ALL,
+    COLD_TARGETS,
+    VALIDATION,
+    Comparison,
+    Results,
+    concatenate,
+)
 
 # Names of metrics as papers write them, where they are not the upper case of RecBole's names.
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
@@ -225,7 +231,7 @@ def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
     noise between seeds could not be estimated from the row's own seeds.
 
     Args:
-        differences: one line per row, as :func:`.statistics.compute_differences` returns them.
+        differences: one line per row, as :func:`.results.compute_differences` returns them.
         row: name of the row (a configuration). The cell of the reference itself is empty.
     """
     lines = differences[differences["row"] == row].to_dict("records")
@@ -321,7 +327,7 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
 
     Args:
         comparison: the numbers of one table of the study.
-        kind: what the targets are grouped by: ``history``, ``age``, ``popularity`` or ``cold``.
+        kind: what the targets are grouped by: ``history``, ``popularity`` or ``cold``.
         unit: word for what the dataset has as users, ``user`` or ``session``.
     """
     means, differences = comparison.bins[kind]  # one line per bin and row each

@@ -1,13 +1,14 @@
-"""The results of a study so far: the only input of its tables and report.
+"""The results of a study so far, and the numbers of its tables.
 
-The functions of ``collecting.py`` make :class:`Results` from run folders. :func:`compare_rows`
-computes the numbers of one table from them.
+The functions of ``collecting.py`` make :class:`Results` from run folders. They are the only input
+of the tables and the report. :func:`compare_rows` computes the numbers of one table from them:
+means (:func:`compute_means`) and differences from the reference (:func:`compute_differences`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +18,32 @@ import pandas as pd
 from recbole_pos.config.metrics import is_from_ranks
 from recbole_pos.runs import DONE
 from recbole_pos.study.plan import COLD, Plan, TablePlan, name_bins
-from recbole_pos.study.statistics import DIFFERENCES, ONE_BIN, RankTable, compute_differences
+from recbole_pos.study.statistics import (
+    EVERY,
+    LEVEL,
+    RankTable,
+    SeedNoise,
+    compute_detectable,
+    compute_pseudo_values,
+    correct_by_holm,
+    estimate_difference,
+    flip_signs,
+)
 from recbole_pos.study.study_folder import StudyFacts
 
 RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of finished runs
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
 # Suffix of a metric that is computed over cold targets only, items without training interactions.
 COLD_TARGETS = ", cold targets"
+ALL = "all targets"  # the bin that has every target
+ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
+# Columns of a table of differences: ends of the 95% interval, standard error and its degrees of
+# freedom, two p-values (of which p is the larger), minimum detectable difference, and so on.
+_DIFFERENCES = [
+    *("row", "reference", "metric", "bin", "difference", "low", "high", "error", "df"),
+    *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
+    *("seeds", "reference_seeds", "targets", "units"),
+]
 # Columns of a table of means.
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 
@@ -91,8 +111,8 @@ class Comparison:
         table: the table of the plan.
         means: one line per row and metric (and validation, if the table has it): row, metric, mean,
             deviation, seeds; and targets and units, if they are computed from ranks.
-        differences: differences in the first metric, as ``statistics.compute_differences`` returns
-            them; empty if no row can be compared.
+        differences: differences in the first metric, as :func:`compute_differences` returns them;
+            empty if no row can be compared.
         bins: kind (such as ``history``) -> means and differences of the first metric, in each bin
             of test targets.
     """
@@ -127,7 +147,7 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     frames = [_average_metric(results, table, metric) for metric in metrics]
     means = concatenate([*frames, _average_cold_targets(results, table, ranked)])
     if ranks is None or reference not in ranked or not is_from_ranks(main):
-        return Comparison(table, means, differences=pd.DataFrame(columns=DIFFERENCES), bins={})
+        return Comparison(table, means, differences=pd.DataFrame(columns=_DIFFERENCES), bins={})
 
     # Differences over all targets. Two rows are coupled if they start from the same trained models.
     others, are_coupled = [row for row in ranked if row != reference], results.plan.are_coupled
@@ -152,7 +172,7 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[Any, Any]) -> dict[str, dic
 
     Args:
         targets: one line per target, as in a :class:`RankTable`.
-        bins: ``history``, ``age`` or ``popularity`` -> ascending edges; a bin has the values above
+        bins: ``history`` or ``popularity`` -> ascending edges; a bin has the values above
             one edge and up to the next. Or ``cold`` -> True; cold items have a popularity of 0.
 
     Returns:
@@ -275,3 +295,172 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """
     filled = [frame for frame in frames if not frame.empty]
     return pd.concat(filled or frames, ignore_index=True)
+
+
+# --- differences from the reference ---
+
+
+def compute_differences(
+    table: RankTable,
+    metric: str,
+    reference: str,
+    rows: Sequence[str],
+    bins: Mapping[str, np.ndarray | slice] = ONE_BIN,
+    are_coupled: Callable[[str, str], bool] = lambda row, other: False,
+) -> pd.DataFrame:
+    """Return the difference of each row (a configuration) from the reference, paired by target.
+
+    There are two tests, a t-test and a test by sign flips, and the larger of their p-values counts.
+    A difference gets a star if its p-value is below 0.05 after Holm's correction over all lines,
+    and both sides have two seeds or more.
+
+    Args:
+        table, metric: ranks of the test targets in all runs, and a name such as ``ndcg@10``.
+        reference: row that all ``rows`` are compared to.
+        rows: names of the rows to compare.
+        bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
+        are_coupled: returns whether two rows share the noise of a seed: one was made from runs of
+            the other, or both from runs of a third.
+
+    Returns:
+        One line per row and bin, with the columns of ``_DIFFERENCES``. A bin without targets only
+        has names and counts.
+    """
+    lines = []  # one mapping of columns per line
+    for bin_name, mask in bins.items():
+        for line in _compare_in_bin(table, metric, reference, rows, mask, are_coupled):
+            lines.append({**line, "reference": reference, "metric": metric, "bin": bin_name})
+
+    frame = pd.DataFrame(lines, columns=_DIFFERENCES)
+    frame["p"] = frame[["p_t", "p_flips"]].max(axis=1)  # without those that are nan
+    frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
+    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
+    return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))  # LEVEL is 0.95
+
+
+def _compare_in_bin(
+    table: RankTable,
+    metric: str,
+    reference: str,
+    rows: Sequence[str],
+    mask: np.ndarray | slice,
+    are_coupled: Callable[[str, str], bool],
+) -> list[dict[str, Any]]:
+    """Compare rows (configurations) with the reference over the test targets of one bin.
+
+    A bin is a group of targets. A row is compared over the seeds that :func:`_select_seeds` takes.
+
+    Args:
+        table, metric, reference, rows, are_coupled: as of :func:`compute_differences`.
+        mask: [targets] whether a target is in the bin.
+
+    Returns:
+        A mapping for each row, column -> value: its name, counts of targets, units and seeds, and
+        if there are targets, what :func:`_describe_difference` returns, and ``p_flips``.
+    """
+    # The metric, summed over the targets of each unit (user): row -> [seeds, units].
+    totals, num_targets = table.sum_gains(metric, mask)
+    pooled = _pool_noise(totals, num_targets, are_coupled)  # for rows with a single seed
+    lines, unit_differences = [], []
+    for row in rows:
+        is_coupled = are_coupled(row, reference)
+        row_sums, reference_sums = _select_seeds(table, totals, row, reference, is_coupled)
+        line = {"row": row, "targets": num_targets.sum(), "units": len(num_targets)}
+        line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
+        if len(num_targets) > 0:
+            line |= _describe_difference(row_sums, reference_sums, num_targets, pooled, is_coupled)
+            unit_differences.append(row_sums.mean(0) - reference_sums.mean(0))  # [units]
+        lines.append(line)
+
+    # The p-values of the test by sign flips, for all rows at once, so that they share the flips.
+    if unit_differences:
+        p_flips = flip_signs(np.stack(unit_differences, axis=1))
+        for line, p in zip(lines, p_flips, strict=True):
+            line["p_flips"] = p
+    return lines
+
+
+def _describe_difference(
+    row_sums: np.ndarray,
+    reference_sums: np.ndarray,
+    num_targets: np.ndarray,
+    pooled: SeedNoise | None,
+    is_coupled: bool,
+) -> dict[str, Any]:
+    """Return what a table shows of the difference of a row (configuration) and the reference.
+
+    The difference is that of the means over all test targets. Its error is estimated from one value
+    for each unit (user), since the targets of a unit are not independent. If units have different
+    numbers of targets, the difference of the means of these values is not quite the one that is
+    shown. So the confidence interval is moved to that one, with the same width.
+
+    Args:
+        row_sums, reference_sums: [seeds, units] sums of a metric over the targets of each unit.
+        num_targets: [units] number of targets of each unit.
+        pooled, is_coupled: as of :func:`estimate_difference`.
+
+    Returns:
+        Column -> value: difference, low, high, error, df, p_t, detectable and seed_noise.
+    """
+    row_values = compute_pseudo_values(row_sums, num_targets)  # [seeds, units]
+    reference_values = compute_pseudo_values(reference_sums, num_targets)
+    estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
+
+    unit_differences = row_sums.mean(0) - reference_sums.mean(0)  # [units] of the sums
+    shown = replace(estimate, difference=float(unit_differences.sum() / num_targets.sum()))
+    low, high = shown.interval
+    detectable = compute_detectable(estimate.error, estimate.df)
+    return {**asdict(shown), "low": low, "high": high, "p_t": estimate.p, "detectable": detectable}
+
+
+def _pool_noise(
+    totals: Mapping[str, np.ndarray],
+    num_targets: np.ndarray,
+    are_coupled: Callable[[str, str], bool],
+) -> SeedNoise | None:
+    """Return the noise of seeds, averaged over all rows (configurations) with several seeds.
+
+    The noise of a row says how much its mean of the metric varies from seed to seed: a
+    :class:`SeedNoise` has the variance. Rows are coupled if they start from the same trained
+    models. The noise of these models is in all of them, and would count several times in the
+    average. So of coupled rows only one is taken, the one with the most seeds.
+
+    Args:
+        totals: row -> [seeds, units] sums over the targets of each unit (user).
+        num_targets: [units] number of targets of each unit.
+        are_coupled: returns whether two rows, given by name, are coupled.
+
+    Returns:
+        The average noise; None if no row has several seeds, or no value depends on the seed.
+    """
+    # Go through the rows from the most seeds to the fewest, and leave out each one that is coupled
+    # to one already taken.
+    independent: list[str] = []
+    for row in sorted(totals, key=lambda row: len(totals[row]), reverse=True):
+        if not any(are_coupled(row, other) for other in independent):
+            independent.append(row)
+
+    # The noise is estimated from one value for each seed and unit; ``pool`` leaves out rows with
+    # one seed, which show none.
+    return SeedNoise.pool(compute_pseudo_values(totals[row], num_targets) for row in independent)
+
+
+def _select_seeds(
+    table: RankTable, totals: Mapping[str, np.ndarray], row: str, reference: str, is_coupled: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a row (a configuration) and of the reference that are compared.
+
+    Coupled rows share the noise of a seed, so only seeds that both have are compared: of the seeds
+    [1, 2, 3] and [2, 3, 4] these are 2 and 3. Without such seeds, all are compared.
+
+    Args:
+        table: has the seeds of both rows.
+        totals: row -> [seeds, units] values, seeds ascending.
+        row, reference, is_coupled: names of the two rows, and whether they are coupled.
+    """
+    seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
+    common = sorted(set(seeds) & set(reference_seeds))
+    if is_coupled and common:
+        is_common, is_common_in_reference = np.isin(seeds, common), np.isin(reference_seeds, common)
+        return totals[row][is_common], totals[reference][is_common_in_reference]
+    return totals[row], totals[reference]

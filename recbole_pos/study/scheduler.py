@@ -109,7 +109,7 @@ class Scheduler:
 
     # --- the next job ---
 
-    def next_job(self, running: Collection[str] = (), restore: bool = True) -> Job | None:
+    def next_job(self, running: Collection[str] = ()) -> Job | None:
         """Return the next training run that can start; None if none can until others have ended.
 
         A fit is one training run of the plan. It can start when all fits that it depends on
@@ -122,8 +122,6 @@ class Scheduler:
         Args:
             running: digests (hashes that name run folders) of the runs in training. Two fits can
                 have the same run; the second then waits until the run has ended.
-            restore: whether finished runs of packed studies (``--known``) are copied into the
-                study's folder.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
@@ -149,7 +147,7 @@ class Scheduler:
             self.configs[job.digest] = job.config
             # Return a fit without a finished run, also if an earlier call has failed to train it.
             # Record one with a finished run as done.
-            facts = self._find_facts(job, restore)
+            facts = self._find_facts(job)
             if facts.get("status") != DONE:
                 return job
             self.end(fit, DONE, facts=facts)
@@ -190,14 +188,14 @@ class Scheduler:
             return f"all trials failed; the first one: {reason}"
         return ""
 
-    def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
+    def _find_facts(self, job: Job) -> dict[str, Any]:
         """Return what is known of a run: its status and, if it is finished, its results.
 
-        The study's folder is searched first, then the packed studies (``--known``).
+        The study's folder is searched first, then the packed studies (``--known``). A run that is
+        found in a packed study is copied into the study's folder.
 
         Args:
             job: the run; its digest (hash) is the name of its folder.
-            restore: whether a run found in a packed study is copied into the study's folder.
 
         Returns:
             The facts of the run by name, as in ``fit.json`` and ``result.json``; empty for a new
@@ -208,9 +206,8 @@ class Scheduler:
             return facts
         for packed in self.packed:
             if job.digest in packed.fits:
-                if restore:
-                    dataset = self.prepare(job.config)
-                    packed.restore(job.digest, self.folder, job.config, dataset)
+                dataset = self.prepare(job.config)
+                packed.restore(job.digest, self.folder, job.config, dataset)
                 return packed.fits[job.digest]
         return facts
 
@@ -337,7 +334,7 @@ class Scheduler:
             best_valid = facts.get("best_valid") if status == DONE else None  # metric -> value
             search.values[fit.trial].append((best_valid or {}).get(search.metric))
 
-    def record_finished(self, restore: bool = True) -> None:
+    def record_finished(self) -> None:
         """Record how far a study has come, without training anything.
 
         A fit is a training run that the plan of the study asks for. Each fit with a finished run is
@@ -346,12 +343,8 @@ class Scheduler:
         ``next_job`` looks through the fits. It records those with a finished run itself, and
         returns the first one that has to be trained. Here that one is recorded as failed instead,
         and ``next_job`` is called again, until it returns None.
-
-        Args:
-            restore: whether runs of packed studies (``--known``), which others have trained, are
-                copied into the study's folder.
         """
-        while job := self.next_job(restore=restore):
+        while job := self.next_job():
             self.end(job.fit, FAILED, UNTRAINED)
 
     def find_unmade(self) -> dict[str, str]:

@@ -24,10 +24,10 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.collecting import Run, make_results, read_runs
 from recbole_pos.study.plan import Plan, Source
-from recbole_pos.study.report import Report
 from recbole_pos.study.results import RUN_FOLDERS
 from recbole_pos.study.study_file import METRIC_NAMES, make_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFacts
+from recbole_pos.study.study_report import Report
 
 _MAIN_CUTOFF = 10  # cutoff of the first metric, if the lists are long enough
 

@@ -1,7 +1,8 @@
-"""Statistics of a study: differences of its rows in a metric, their errors and tests.
+"""Statistics of a study: the difference of two of its rows in a metric, its error and tests.
 
-Input are the ranks of the test targets in several runs (:class:`RankTable`). Output is a table with
-one line per row of the study (a configuration), see :func:`compute_differences`.
+Input are the ranks of the test targets in several runs (:class:`RankTable`), from which
+:func:`estimate_difference` makes an :class:`Estimate`. A row of a study is a configuration. The
+tests are random sign flips (:func:`flip_signs`), with Holm's correction for several rows.
 
 Runs with several seeds on the same units (users, sessions) are a two-way layout with crossed random
 effects. The value of seed s and unit u is ``mean + a[s] + b[u] + e[s, u]``, and the grand mean over
@@ -13,10 +14,10 @@ estimates of variance components, 1946).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -24,21 +25,14 @@ from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes long 
 
 from recbole_pos.config.metrics import compute_gains
 from recbole_pos.errors import UsageError
-from recbole_pos.study.significance import correct_by_holm, flip_signs
 
 LEVEL = 0.95  # of confidence intervals
 POWER = 0.8  # of the minimum detectable difference
-ALL = "all targets"  # the bin that has every target
 EVERY = slice(None)  # mask of all targets
-ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
-# Columns of a table of differences: ends of the 95% interval, standard error and its degrees of
-# freedom, two p-values (of which p is the larger), minimum detectable difference, and so on.
-DIFFERENCES = [
-    *("row", "reference", "metric", "bin", "difference", "low", "high", "error", "df"),
-    *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
-    *("seeds", "reference_seeds", "targets", "units"),
-]
 _OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")  # of targets, if a run has them
+_MOST_UNITS_IN_FULL = 13  # up to so many units, all sign flips are tried, 2^13 at most
+_NUM_RANDOM_FLIPS = 9_999  # of more units
+_MOST_SIGNS = 20_000_000  # in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,167 +394,83 @@ def combine_noise(
     return math.sqrt(variance), float(max(variance**2 / denominator, lowest))
 
 
-def compute_differences(
-    table: RankTable,
-    metric: str,
-    reference: str,
-    rows: Sequence[str],
-    bins: Mapping[str, np.ndarray | slice] = ONE_BIN,
-    are_coupled: Callable[[str, str], bool] = lambda row, other: False,
-) -> pd.DataFrame:
-    """Return the difference of each row (a configuration) from the reference, paired by target.
+# --- tests ---
 
-    There are two tests, a t-test and a test by sign flips, and the larger of their p-values counts.
-    A difference gets a star if its p-value is below 0.05 after Holm's correction over all lines,
-    and both sides have two seeds or more.
+
+def flip_signs(differences: np.ndarray) -> np.ndarray:
+    """Test by random sign flips of units whether differences are symmetric about zero.
+
+    If two rows (configurations) were exchangeable, the difference of each unit (user) could as well
+    have the opposite sign (Fisher's randomisation test). The p-value is the share of sign flips
+    whose sum is as far from zero as the real one. All flips are tried where up to 13 units differ,
+    otherwise 9,999 random ones, the same for all comparisons. The test is of these trained models
+    and does not cover the noise of seeds.
 
     Args:
-        table, metric: ranks of the test targets in all runs, and a name such as ``ndcg@10``.
-        reference: row that all ``rows`` are compared to.
-        rows: names of the rows to compare.
-        bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
-        are_coupled: returns whether two rows share the noise of a seed: one was made from runs of
-            the other, or both from runs of a third.
+        differences: [units, comparisons] sums over the targets of a unit. The p-values are
+            two-sided, [comparisons], and 1 where no unit differs.
+    """
+    # The distance of each real sum from zero, a little smaller, so that sums that are equal but for
+    # rounding reach it.
+    thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12
+    p_values = np.empty(len(thresholds))
+    sampled = []  # comparisons with too many units (_MOST_UNITS_IN_FULL, 13) to try all flips
+    for comparison, column in enumerate(differences.T):
+        values = column[column != 0]  # a difference of 0 has no sign to flip
+        if len(values) > _MOST_UNITS_IN_FULL:
+            sampled.append(comparison)
+            continue
+        # All combinations of signs, for two units [[1, 1], [1, -1], [-1, 1], [-1, -1]].
+        signs = np.array(list(itertools.product([1, -1], repeat=len(values))))
+        sums = np.abs(signs @ values)
+        p_values[comparison] = (sums >= thresholds[comparison]).mean()
+
+    if sampled:
+        # Units whose difference is 0 in all of these comparisons add nothing to a sum.
+        has_value = (differences[:, sampled] != 0).any(1)  # [units]
+        p_values[sampled] = _sample_flips(differences[has_value][:, sampled], thresholds[sampled])
+    return p_values
+
+
+def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Return the p-values of random sign flips: the share whose sum is far enough from zero.
+
+    Args:
+        values: [units, comparisons] values whose signs are flipped at random.
+        thresholds: [comparisons] distance from zero that the sum of the real values has. A flip
+            counts if its sum is at least as far from zero.
 
     Returns:
-        One line per row and bin, with the columns of ``DIFFERENCES``. A bin without targets only
-        has names and counts.
+        [comparisons] p-values. The real signs count as one more flip, so that none is zero.
     """
-    lines = []  # one mapping of columns per line
-    for bin_name, mask in bins.items():
-        for line in _compare_in_bin(table, metric, reference, rows, mask, are_coupled):
-            lines.append({**line, "reference": reference, "metric": metric, "bin": bin_name})
+    rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
+    num_units, num_comparisons = values.shape
+    num_reached = np.zeros(num_comparisons)
+    chunk_size = max(_MOST_SIGNS // num_units, 1)  # flips in memory at a time
+    for start in range(0, _NUM_RANDOM_FLIPS, chunk_size):
+        num_flips = min(chunk_size, _NUM_RANDOM_FLIPS - start)
+        # [flips, units] a random bit: 1 if the unit keeps its sign in this flip, 0 if not.
+        num_bits = num_flips * num_units
+        random_bytes = np.frombuffer(rng.bytes(math.ceil(num_bits / 8)), dtype=np.uint8)
+        keeps_sign = np.unpackbits(random_bytes, count=num_bits).reshape(num_flips, num_units)
+        # [flips, comparisons] sums of the values that keep their sign. The others are subtracted:
+        # kept - (total - kept) is the sum of all values with the signs of the flip.
+        kept = keeps_sign.astype(np.float32) @ values.astype(np.float32)
+        sums = 2 * kept - values.sum(0)
+        num_reached += (np.abs(sums) >= thresholds).sum(0)
+    return (num_reached + 1) / (_NUM_RANDOM_FLIPS + 1)
 
-    frame = pd.DataFrame(lines, columns=DIFFERENCES)
-    frame["p"] = frame[["p_t", "p_flips"]].max(axis=1)  # without those that are nan
-    frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
-    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
-    return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))  # LEVEL is 0.95
 
+def correct_by_holm(p: np.ndarray) -> np.ndarray:
+    """Correct p-values [tests] for multiple tests by Holm's method (1979).
 
-def _compare_in_bin(
-    table: RankTable,
-    metric: str,
-    reference: str,
-    rows: Sequence[str],
-    mask: np.ndarray | slice,
-    are_coupled: Callable[[str, str], bool],
-) -> list[dict[str, Any]]:
-    """Compare rows (configurations) with the reference over the test targets of one bin.
-
-    A bin is a group of targets. A row is compared over the seeds that :func:`_select_seeds` takes.
-
-    Args:
-        table, metric, reference, rows, are_coupled: as of :func:`compute_differences`.
-        mask: [targets] whether a target is in the bin.
-
-    Returns:
-        A mapping for each row, column -> value: its name, counts of targets, units and seeds, and
-        if there are targets, what :func:`_describe_difference` returns, and ``p_flips``.
+    The smallest of n p-values is multiplied by n, the next by n - 1, and so on; none gets smaller
+    than the one before. For [0.01, 0.04, 0.03] the result is [0.03, 0.06, 0.06]. It is at most 1.
+    A p-value that is nan (there is no test) does not count and stays nan.
     """
-    # The metric, summed over the targets of each unit (user): row -> [seeds, units].
-    totals, num_targets = table.sum_gains(metric, mask)
-    pooled = _pool_noise(totals, num_targets, are_coupled)  # for rows with a single seed
-    lines, unit_differences = [], []
-    for row in rows:
-        is_coupled = are_coupled(row, reference)
-        row_sums, reference_sums = _select_seeds(table, totals, row, reference, is_coupled)
-        line = {"row": row, "targets": num_targets.sum(), "units": len(num_targets)}
-        line |= {"seeds": len(row_sums), "reference_seeds": len(reference_sums)}
-        if len(num_targets) > 0:
-            line |= _describe_difference(row_sums, reference_sums, num_targets, pooled, is_coupled)
-            unit_differences.append(row_sums.mean(0) - reference_sums.mean(0))  # [units]
-        lines.append(line)
-
-    # The p-values of the test by sign flips, for all rows at once, so that they share the flips.
-    if unit_differences:
-        p_flips = flip_signs(np.stack(unit_differences, axis=1))
-        for line, p in zip(lines, p_flips, strict=True):
-            line["p_flips"] = p
-    return lines
-
-
-def _describe_difference(
-    row_sums: np.ndarray,
-    reference_sums: np.ndarray,
-    num_targets: np.ndarray,
-    pooled: SeedNoise | None,
-    is_coupled: bool,
-) -> dict[str, Any]:
-    """Return what a table shows of the difference of a row (configuration) and the reference.
-
-    The difference is that of the means over all test targets. Its error is estimated from one value
-    for each unit (user), since the targets of a unit are not independent. If units have different
-    numbers of targets, the difference of the means of these values is not quite the one that is
-    shown. So the confidence interval is moved to that one, with the same width.
-
-    Args:
-        row_sums, reference_sums: [seeds, units] sums of a metric over the targets of each unit.
-        num_targets: [units] number of targets of each unit.
-        pooled, is_coupled: as of :func:`estimate_difference`.
-
-    Returns:
-        Column -> value: difference, low, high, error, df, p_t, detectable and seed_noise.
-    """
-    row_values = compute_pseudo_values(row_sums, num_targets)  # [seeds, units]
-    reference_values = compute_pseudo_values(reference_sums, num_targets)
-    estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
-
-    unit_differences = row_sums.mean(0) - reference_sums.mean(0)  # [units] of the sums
-    shown = replace(estimate, difference=float(unit_differences.sum() / num_targets.sum()))
-    low, high = shown.interval
-    detectable = compute_detectable(estimate.error, estimate.df)
-    return {**asdict(shown), "low": low, "high": high, "p_t": estimate.p, "detectable": detectable}
-
-
-def _pool_noise(
-    totals: Mapping[str, np.ndarray],
-    num_targets: np.ndarray,
-    are_coupled: Callable[[str, str], bool],
-) -> SeedNoise | None:
-    """Return the noise of seeds, averaged over all rows (configurations) with several seeds.
-
-    The noise of a row says how much its mean of the metric varies from seed to seed: a
-    :class:`SeedNoise` has the variance. Rows are coupled if they start from the same trained
-    models. The noise of these models is in all of them, and would count several times in the
-    average. So of coupled rows only one is taken, the one with the most seeds.
-
-    Args:
-        totals: row -> [seeds, units] sums over the targets of each unit (user).
-        num_targets: [units] number of targets of each unit.
-        are_coupled: returns whether two rows, given by name, are coupled.
-
-    Returns:
-        The average noise; None if no row has several seeds, or no value depends on the seed.
-    """
-    # Go through the rows from the most seeds to the fewest, and leave out each one that is coupled
-    # to one already taken.
-    independent: list[str] = []
-    for row in sorted(totals, key=lambda row: len(totals[row]), reverse=True):
-        if not any(are_coupled(row, other) for other in independent):
-            independent.append(row)
-
-    # The noise is estimated from one value for each seed and unit; ``pool`` leaves out rows with
-    # one seed, which show none.
-    return SeedNoise.pool(compute_pseudo_values(totals[row], num_targets) for row in independent)
-
-
-def _select_seeds(
-    table: RankTable, totals: Mapping[str, np.ndarray], row: str, reference: str, is_coupled: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of a row (a configuration) and of the reference that are compared.
-
-    Coupled rows share the noise of a seed, so only seeds that both have are compared: of the seeds
-    [1, 2, 3] and [2, 3, 4] these are 2 and 3. Without such seeds, all are compared.
-
-    Args:
-        table: has the seeds of both rows.
-        totals: row -> [seeds, units] values, seeds ascending.
-        row, reference, is_coupled: names of the two rows, and whether they are coupled.
-    """
-    seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
-    common = sorted(set(seeds) & set(reference_seeds))
-    if is_coupled and common:
-        is_common, is_common_in_reference = np.isin(seeds, common), np.isin(reference_seeds, common)
-        return totals[row][is_common], totals[reference][is_common_in_reference]
-    return totals[row], totals[reference]
+    corrected = np.full(p.shape, np.nan)
+    num_tests = np.count_nonzero(~np.isnan(p))
+    order = np.argsort(p, kind="stable")[:num_tests]  # argsort has nan last
+    ascending = np.maximum.accumulate(p[order] * np.arange(num_tests, 0, -1))
+    corrected[order] = np.minimum(ascending, 1.0)
+    return corrected

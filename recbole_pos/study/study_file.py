@@ -36,14 +36,13 @@ def read_plan(path: str | Path) -> Plan:
     return make_plan(read_source(path))
 
 
-def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
+def read_source(path: str | Path) -> Source:
     """Return the content of a study's yaml file, merged with the study that it inherits from.
 
     A file inherits from another by its key ``like``, and that one may inherit as well.
 
     Args:
         path: the file.
-        heirs: files that inherit from this one, to recognise files that inherit from each other.
 
     Returns:
         The merged content, with the name of the file and the line of each value, for messages.
@@ -61,11 +60,10 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 
     # Read the other study, whose path is relative to this file, and merge content and lines.
     parent_path = path.parent / str(name)
-    heirs = (*heirs, path.resolve())
-    if not parent_path.is_file() or parent_path.resolve() in heirs:
+    if not parent_path.is_file():
         problem = f"like: expected the file of another study, found {shown(name)}"
         raise source.error(("like",), problem)
-    parent = read_source(parent_path, heirs)
+    parent = read_source(parent_path)
     return Source(source.name, _inherit(source, parent.content), {**parent.lines, **source.lines})
 
 
@@ -163,11 +161,6 @@ def make_plan(source: Source) -> Plan:
     plan.sort_rows()
     _require_equal_trials(plan)  # all searched rows try the same number of combinations of options
 
-    # The key ``split`` of a study is short for an option of all runs, RecBole's ``eval_args``.
-    if plan.split is not None:
-        eval_args = plan.base.options.get("eval_args") or {}
-        plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
-
     # The title; the reference, which other rows are compared with, by default the first row; and
     # the names of rows in ``paper``, which has the values that a paper reports for them.
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
@@ -231,8 +224,8 @@ def _check_row(plan: Plan, name: str) -> None:
     wrong: set[str] = set()  # keys that the row must not have
     problem = ""  # why not; the message is "ROW: KEY: PROBLEM"
 
-    if row.predictions:  # the key ``of`` says which part of the split they are for
-        wrong = given - {"predictions", "of"}
+    if row.predictions:
+        wrong = given - {"predictions"}
         problem = "another system made the predictions; leave out all other keys"
     elif row.attach:
         plan.source.require_choice((*path, "attach"), row.parent, plan.rows)
@@ -254,26 +247,17 @@ def _complete_search(plan: Plan, name: str) -> None:
     """Fill in which options a row (a configuration) searches, if the row does not say so.
 
     A search tries every combination of the values in its grid (option -> values). The study may
-    give a grid for all rows, and a row another one, or ``search: false``.
+    give a grid for all rows, and a row another one, or ``search: false``. The values of a grid win
+    over one that the base or the row gives for the same option.
 
     Args:
         plan: the study, whose base has options of all rows.
         name: name of the row.
 
-    Raises:
-        UsageError: with the line of an option of the grid that is given a value as well, in the
-            base or in the row.
     """
     row = plan.rows[name]
     if row.search is True:  # the default: the grid of the study, for models that the row trains
         row.search = None if row.parent or row.predictions else plan.search
-    for path, options in ((("base",), plan.base.options), (("rows", name), row.options)):
-        for option in (row.grid or {}).keys() & options.keys():
-            raise plan.source.error(
-                (*path, option),
-                f"{name}: {option} is given here, and its search tries it as well; take it out "
-                "of one (`search: false` for a configuration that is not searched)",
-            )
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:

@@ -1,8 +1,9 @@
-"""``report.html``: a study in one file, with its charts; and all files of its results.
+"""The report of a study: its tables and charts, printed, as one page, and as files.
 
-:func:`write_results` writes the files from :class:`Results`, :func:`render_report` returns the
-page, and :func:`draw_charts` the charts in it: differences, cost, learning curves. Charts are
-written into the page as inline svg. A row of a study is one of the configurations it compares.
+:class:`Report` is what ``compare`` and ``score`` return. :func:`write_results` writes the files
+from :class:`Results`, :func:`render_report` returns the page ``report.html``, and
+:func:`draw_charts` the charts in it: differences, cost, learning curves. Charts are written into
+the page as inline svg. A row of a study is one of the configurations it compares.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import io
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.experiment.pictures import shorten
-from recbole_pos.files import atomic_write, write_text
+from recbole_pos.files import write_text
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.rendered_table import (
     PAGES,
+    RenderedTable,
     format_count,
     format_duration,
     format_number,
@@ -40,8 +44,8 @@ from recbole_pos.study.result_tables import (
     render_markdown,
     tabulate,
 )
-from recbole_pos.study.results import Comparison, Results
-from recbole_pos.values import escape_formula
+from recbole_pos.study.results import ALL, Comparison, Results, concatenate
+from recbole_pos.values import check_choice
 
 # Okabe and Ito's colours without their yellow, which is faint on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -70,7 +74,78 @@ _COSTS = {
 }
 
 
-def write_results(results: Results, folder: Path, latex: bool = False) -> list[Path]:
+@dataclass(frozen=True, repr=False)
+class Report:
+    """Results of a study for people and programs: what ``compare`` and ``score`` return.
+
+    Attributes:
+        results: results of the runs, of which all tables and charts are made.
+    """
+
+    results: Results
+
+    @cached_property
+    def tables(self) -> list[RenderedTable]:
+        """The tables as people read them; the first is the text of this object."""
+        return make_tables(self.results)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One line per configuration and metric: mean and standard deviation over seeds.
+
+        Lines of the first metric also have the difference from the reference, if the runs have
+        saved the ranks of their test targets.
+        """
+        frame = tabulate(self.results.comparisons)
+        return frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """One line per configuration: difference from the reference, interval, p-value, star."""
+        return concatenate([comparison.differences for comparison in self.results.comparisons])
+
+    def plot(self, kind: str = "differences") -> Figure:
+        """Draw one chart of the first table of the study.
+
+        Args:
+            kind: ``differences`` (from the reference, with 95% intervals); ``seconds`` or
+                ``parameters`` (the first metric against training time or model size); or ``curves``
+                (validation by epoch).
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            UsageError: for another kind, or for a kind that the results have no values for.
+        """
+        charts = draw_charts(self.results, self.results.comparisons[0])  # those that have values
+        figures = {chart.kind: chart.figure for chart in charts}
+        check_choice("kind", kind, tuple(figures))
+        return figures[kind]
+
+    def show(self, reporter: Reporter) -> None:
+        """Print the tables in the width of the terminal, and warnings about the data and runs."""
+        for table in self.tables:
+            reporter.line(table)
+            reporter.line("")
+        for text in self.results.facts.warnings:
+            reporter.warning(text)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths.
+
+        The folder is made if it does not exist.
+        """
+        return write_results(self.results, Path(folder))
+
+    def __repr__(self) -> str:
+        return self.tables[0].markdown()
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self.tables)
+
+
+def write_results(results: Results, folder: Path) -> list[Path]:
     """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths.
 
     ``table.md`` has the tables as people read them, ``table.csv`` the numbers in them,
@@ -79,40 +154,17 @@ def write_results(results: Results, folder: Path, latex: bool = False) -> list[P
     Args:
         results: results of the study.
         folder: the folder, which is made if it does not exist.
-        latex: whether files for a paper are written, too: ``table.tex``, and a pdf for each chart.
-            With several tables in a study, the names of the pdf end with the number of the table.
     """
     make_folder(folder)
     texts = {
         "table.md": render_markdown(results),
-        "table.csv": _to_csv(tabulate(results.comparisons)),
-        "runs.csv": _to_csv(results.runs),
+        "table.csv": tabulate(results.comparisons).to_csv(index=False),
+        "runs.csv": results.runs.to_csv(index=False),
         "report.html": render_report(results),
     }
-    if latex:
-        tables = "\n\n".join(table.latex() for table in make_tables(results))
-        texts["table.tex"] = f"% needs \\usepackage{{booktabs}}\n{tables}\n"
     for name, text in texts.items():
         write_text(folder / name, text)
-    files = [folder / name for name in texts]
-    if not latex:
-        return files
-
-    # A comparison has the numbers of one table. Without a date, the same results give the same
-    # bytes.
-    for number, comparison in enumerate(results.comparisons, 1):
-        suffix = f"-{number}" if len(results.comparisons) > 1 else ""
-        for chart in draw_charts(results, comparison):
-            files.append(folder / f"{chart.kind}{suffix}.pdf")
-            # The file appears only when it is complete, so a kill leaves no broken one.
-            with atomic_write(files[-1], text=False) as file:
-                chart.figure.savefig(file, format="pdf", metadata={"CreationDate": None})
-    return files
-
-
-def _to_csv(frame: pd.DataFrame) -> str:
-    """Return a table as csv in which no cell begins as a formula of a spreadsheet does."""
-    return frame.apply(lambda column: column.map(escape_formula)).to_csv(index=False)
+    return [folder / name for name in texts]
 
 
 def render_report(results: Results) -> str:

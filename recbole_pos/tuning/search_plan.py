@@ -158,8 +158,7 @@ def plan_search(
     """
     # ``config`` has all options of a trial, with defaults; ``given`` only those of the user, from
     # files and arguments. Not strict: an option without effect here may have one in a trial.
-    metric = {"valid_metric": args.metric} if args.metric else {}
-    config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
+    config = PosConfig(model, dataset, config_file_list, config_dict, strict=False)
     given = config.external_config_dict
     whole_space = read_space(find_space_file(space, config["model"]))
 

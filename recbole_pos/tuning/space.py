@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.options import DATA, SCHEDULE, find_option
@@ -20,9 +20,8 @@ from recbole_pos.study.plan import find_repeated
 from recbole_pos.values import is_number, is_whole, shown
 from recbole_pos.yaml_files import ROOT, read_with_lines
 
-Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]  # how an option is sampled
-# Kind -> the values that it takes in a space file, for messages.
-KINDS: dict[Kind, str] = {
+# How an option is sampled -> the values that this takes in a space file, for messages.
+KINDS = {
     "choice": "a list of different values",
     "uniform": "[low, high], low below high",
     "loguniform": "[low, high], low below high, values above 0 and not their logarithms",
@@ -46,7 +45,7 @@ class Parameter:
     """
 
     name: str
-    kind: Kind
+    kind: str
     values: list[Any]
     location: str
     when: dict[str, list[Any]] = field(default_factory=dict)
@@ -154,14 +153,12 @@ class Space:
     Attributes:
         parameters: the searched options.
         fixed: options that the space file sets to one value for every trial.
-        lines: searched or fixed option -> file and line.
         context: option -> value, of all options that are the same in every trial. Conditions may
             name them; :func:`check_space` fills them in.
     """
 
     parameters: list[Parameter]
     fixed: dict[str, Any] = field(default_factory=dict)
-    lines: dict[str, str] = field(default_factory=dict)
     context: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -205,7 +202,7 @@ class Space:
         """Return the space without the named options, searched or fixed."""
         parameters = [parameter for parameter in self.parameters if parameter.name not in names]
         fixed = {key: value for key, value in self.fixed.items() if key not in names}
-        return Space(parameters, fixed, self.lines, self.context)
+        return Space(parameters, fixed, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
         """Return whether a parameter (a searched option) exists in a trial.
@@ -365,7 +362,7 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
             parameters.append(parameter)
         else:
             fixed[name] = value
-    return Space(parameters, fixed, dict(lines))
+    return Space(parameters, fixed)
 
 
 def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
@@ -416,14 +413,9 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     Raises:
         UsageError: with the file and line of a wrong option.
     """
-    # First the options of all trials: {} has no sampled option.
-    try:
-        config = build({})
-    except UsageError as error:
-        raise _add_line_of_fixed(space, error) from None
-
-    # ``plain`` has every option of the model, also the searched ones, with their defaults.
-    options = config.plain
+    # First the options of all trials: {} has no sampled option. ``plain`` has every option of the
+    # model, also the searched ones, with their defaults.
+    options = build({}).plain
     space.context = {name: options[name] for name in options.keys() - set(space.names)}
     for parameter in space.parameters:
         _require_searchable(parameter, {*space.names, *options})
@@ -432,23 +424,8 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
             try:
                 build({**required, parameter.name: value})
             except UsageError as error:
-                raise _add_location(parameter.location, error) from error
-
-
-def _add_line_of_fixed(space: Space, error: UsageError) -> UsageError:
-    """Return an error on the options of all trials, with the line of the wrong one if it is known.
-
-    Some of these options are set by the space file, ``fixed``. If the message of the error names
-    one, it is taken to be the wrong one. The others come from the command line, without a line.
-
-    Args:
-        space: the space, with the lines of its file.
-        error: the error that a configuration of these options has raised.
-    """
-    for name in space.fixed:
-        if name in str(error):
-            return _add_location(space.lines[name], error)
-    return error
+                problem = str(error).removeprefix("configuration: ")
+                raise UsageError(f"{parameter.location}: {problem}") from error
 
 
 def _require_searchable(parameter: Parameter, known: Collection[str]) -> None:
@@ -476,8 +453,3 @@ def _require_searchable(parameter: Parameter, known: Collection[str]) -> None:
                 f"{prefix}: its condition names {shown(name)}, which is neither searched here "
                 "nor an option of the model"
             )
-
-
-def _add_location(location: str, error: UsageError) -> UsageError:
-    """Return the same error with file and line in front of its message."""
-    return UsageError(f"{location}: {str(error).removeprefix('configuration: ')}")

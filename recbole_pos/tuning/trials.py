@@ -15,7 +15,7 @@ import io
 import logging
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.folder import RunFolder, count_parameters
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
@@ -37,7 +37,6 @@ from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.study_folder import read_json
 from recbole_pos.tuning.search_plan import Search
 from recbole_pos.tuning.space import Space
-from recbole_pos.values import escape_formula
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 BEST = "best"  # name in reports to Ray Tune of what it optimises: the best validation value so far
@@ -56,24 +55,18 @@ class Trial:
         state: finished, stopped (by the scheduler), failed, lost (its process, a machine or the
             disk failed), or unfinished.
         score: best validation value; None if there is none.
-        best_epoch: the epoch of the best value; epochs count from 0, as in RecBole.
         epochs: number of trained epochs.
         seconds: seconds of training and validation.
-        parameters: number of parameters of the model.
         reason: why it failed or was lost, or empty.
-        curve: epoch -> validation value; empty until the search has ended.
     """
 
     number: int
     options: dict[str, Any]
     state: str = UNFINISHED
     score: float | None = None
-    best_epoch: int | None = None
     epochs: int = 0
     seconds: float = 0.0
-    parameters: int | None = None
     reason: str = ""
-    curve: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
     def has_result(self) -> bool:
@@ -89,22 +82,18 @@ class TrialTable:
 
     Attributes:
         folder: folder of the search.
-        space: space of the search, whose options have a column each.
-        metric: name of the validation metric.
-        mode: ``max`` or ``min``, whichever is better.
+        search: the search, with its space, and the metric by which trials are compared.
         trials: the trials; their index is their number.
     """
 
-    def __init__(self, folder: Path, space: Space, metric: str, mode: str) -> None:
+    def __init__(self, folder: Path, search: Search) -> None:
         """Read the trials of earlier calls from ``trials.json``; none if there is no such file.
 
         Args:
             folder: folder of the search, which has the file.
-            space: the options that are searched, with the values that they may have.
-            metric: name of the validation metric by which trials are compared.
-            mode: ``max`` or ``min``, whichever is better.
+            search: the search.
         """
-        self.folder, self.space, self.metric, self.mode = folder, space, metric, mode
+        self.folder, self.search = folder, search
         recorded = read_json(folder / "trials.json").get("trials", [])
         self.trials = [Trial(**fields) for fields in recorded]
 
@@ -112,6 +101,14 @@ class TrialTable:
     def file(self) -> Path:
         """Path of the table for people."""
         return self.folder / "trials.csv"
+
+    def find_run(self, number: int) -> RunFolder:
+        """Return the run folder of a trial, which need not exist yet."""
+        return RunFolder(self.folder / "runs" / f"{number:05d}")
+
+    def find_test(self, number: int) -> RunFolder:
+        """Return the folder of the run that tests a trial; there is none before the test."""
+        return RunFolder(self.folder / "tests" / f"{number:05d}")
 
     def find_best(self) -> Trial | None:
         """Return the trial with the best validation value, the first of equal ones.
@@ -121,7 +118,7 @@ class TrialTable:
         scored = [trial for trial in self.trials if trial.has_result]
         # All of these have a score (``or 0`` only tells the type checker so). Of equal trials, max
         # and min return the first.
-        select = max if self.mode == "max" else min
+        select = max if self.search.mode == "max" else min
         return select(scored, key=lambda trial: trial.score or 0, default=None)
 
     def start(self, number: int, options: dict[str, Any]) -> Trial:
@@ -148,14 +145,12 @@ class TrialTable:
 
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        first = ["trial", "state", f"valid {self.metric}", "best_epoch", "epochs", "seconds"]
-        table.writerow([*first, "parameters", *self.space.names, "reason"])
+        first = ["trial", "state", f"valid {self.search.metric}", "epochs", "seconds"]
+        table.writerow([*first, *self.search.space.names, "reason"])
         for trial in self.trials:
-            cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
-            cells += [trial.seconds, trial.parameters]
-            cells += [str(trial.options.get(name, "")) for name in self.space.names]
-            # A spreadsheet would execute a cell that begins as a formula does.
-            table.writerow(map(escape_formula, [*cells, trial.reason]))
+            cells = [trial.number, trial.state, trial.score, trial.epochs, trial.seconds]
+            cells += [str(trial.options.get(name, "")) for name in self.search.space.names]
+            table.writerow([*cells, trial.reason])
         write_text(self.file, text.getvalue())
 
 
@@ -202,9 +197,7 @@ def run_trial(
         {
             BEST: (facts["best_valid"] or {}).get(metric, math.nan),
             "epoch": facts["epochs"],
-            "best_epoch": facts["best_epoch"],
             "seconds": facts["seconds"]["training"] + facts["seconds"]["evaluation"],
-            "parameters": facts["parameters"],
             "state": FINISHED,
         }
     )
@@ -228,72 +221,29 @@ def _report_epoch(experiment: Any) -> None:
             "valid": newest["valid"][trainer.valid_metric],
             "loss": newest["loss"],
             "epoch": newest["epoch"] + 1,
-            "best_epoch": progress.best_epoch,
             "seconds": progress.training_seconds + progress.evaluation_seconds,
-            "parameters": count_parameters(experiment.model),
             # The state of the trial if no report follows, since the scheduler stops it now.
             "state": FINISHED if trainer.is_finished else STOPPED,
         }
     )
 
 
-def find_run(folder: Path, number: int) -> RunFolder:
-    """Return the run folder of a trial in the folder of a search."""
-    return RunFolder(folder / "runs" / f"{number:05d}")
+def _make_sampler(search: Search, num_trials: int) -> BaseSampler:
+    """Return the sampler of a search: TPE (Bergstra et al. 2011), or random sampling.
 
-
-class ResumableSampler(BaseSampler):
-    """TPE (Bergstra et al. 2011) or random sampling, with random numbers of its own for each trial.
-
-    They depend only on the seed and the number of the trial, so that a resumed search samples
-    what it would have sampled without the stop. Trials in progress count with a bad score (constant
-    liar), so that parallel trials differ.
+    Its random numbers depend on the seed of the search and on the number of recorded trials, so
+    that a resumed search does not sample the options of its first trials again.
 
     Args:
-        seed: seed of the search.
-        is_random: whether options are sampled at random; by TPE if False.
-
-    Attributes:
-        sampler: sampler of the present trial, to which everything is passed on.
+        search: the search. A grid samples nothing, but OptunaSearch wants a sampler for it, too.
+        num_trials: number of the trials of earlier calls.
     """
-
-    def __init__(self, seed: int, is_random: bool) -> None:
-        """Keep the seed; a sampler for a trial is made when the trial begins (``before_trial``).
-
-        Args:
-            seed: seed of the search.
-            is_random: whether options are sampled at random; by TPE if False.
-        """
-        self.seed, self.is_random = seed, is_random
-        self.sampler: BaseSampler = RandomSampler(seed)
-
-    def before_trial(self, study: optuna.Study, trial: Any) -> None:
-        """Make the sampler of a trial, seeded by the seed of the search and the trial's number.
-
-        Optuna calls this before it samples a trial.
-
-        Args:
-            study: Optuna's record of the trials so far; not needed here.
-            trial: the trial, with its number.
-        """
-        # SeedSequence mixes the two numbers into one seed that is unlike those of other trials.
-        seed = int(np.random.SeedSequence((self.seed, trial.number)).generate_state(1)[0])
-        if self.is_random:
-            self.sampler = RandomSampler(seed)
-        else:
-            self.sampler = TPESampler(seed=seed, constant_liar=True)
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: Any) -> dict[str, Any]:
-        """Return the options that the sampler samples together."""
-        return self.sampler.infer_relative_search_space(study, trial)
-
-    def sample_relative(self, study: optuna.Study, trial: Any, search_space: Any) -> dict[str, Any]:
-        """Return values of the options that are sampled together."""
-        return self.sampler.sample_relative(study, trial, search_space)
-
-    def sample_independent(self, study: optuna.Study, trial: Any, *parameter: Any) -> Any:
-        """Return the value of one option, given by its name and distribution."""
-        return self.sampler.sample_independent(study, trial, *parameter)
+    # SeedSequence mixes the two numbers into one seed that is unlike those of other pairs.
+    (seed,) = np.random.SeedSequence((search.facts.seed, num_trials)).generate_state(1).tolist()
+    if search.facts.searcher != "optuna":
+        return RandomSampler(seed)
+    # Trials in progress count with a bad score (constant liar), so that parallel trials differ.
+    return TPESampler(seed=seed, constant_liar=True)
 
 
 class TrialSearch(OptunaSearch):
@@ -305,12 +255,11 @@ class TrialSearch(OptunaSearch):
     Attributes:
         search: the search.
         table: the record of the trials.
-        folder: folder of the search.
         reporter: prints a line for each trial that ends.
         active: Ray's id of a trial in training -> the trial.
     """
 
-    def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
+    def __init__(self, table: TrialTable, reporter: Reporter) -> None:
         """Make Optuna's study, with all trials of earlier calls and the points of a grid.
 
         A study is Optuna's record of trials, from which its sampler learns which options to try
@@ -318,18 +267,15 @@ class TrialSearch(OptunaSearch):
         storage and name, not the study itself. It finds the study there, and continues it.
 
         Args:
-            search: the search.
             table: the record of the trials; those without a result are the first to be trained.
-            folder: folder of the search.
             reporter: prints a line for each trial that ends.
         """
-        self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
+        self.search, self.table, self.reporter = table.search, table, reporter
         self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
-        facts, space = search.facts, search.space  # seed and searcher; the options to try
+        search, space = table.search, table.search.space  # the space has the options to try
 
-        # The study, still empty. Options are sampled at random, or by TPE for ``optuna``. A grid
-        # samples nothing, but OptunaSearch wants a sampler for it, too.
-        sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
+        # The study, still empty.
+        sampler = _make_sampler(search, len(table.trials))
         place: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
         study = optuna.create_study(
             direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **place
@@ -345,8 +291,8 @@ class TrialSearch(OptunaSearch):
 
         # A grid has a trial for each point (combination of values): trial i tries point i. So queue
         # the points from the first without a trial on, up to ``num_samples`` points in all.
-        if facts.searcher == "grid":
-            for point in space.list_points()[len(table.trials) : facts.num_samples]:
+        if search.facts.searcher == "grid":
+            for point in space.list_points()[len(table.trials) : search.facts.num_samples]:
                 study.enqueue_trial(space.encode(point))
 
         # OptunaSearch calls _sample for each trial that Ray Tune trains, queued ones first.
@@ -389,7 +335,7 @@ class TrialSearch(OptunaSearch):
         except UsageError as error:
             problem = str(error)
         # The path is absolute, since Ray's processes run in other folders.
-        path = str(find_run(self.folder, number).path.resolve())
+        path = str(self.table.find_run(number).path.resolve())
         return {"number": number, "run_options": run_options, "path": path, "problem": problem}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -415,9 +361,7 @@ class TrialSearch(OptunaSearch):
         trial.state, trial.reason = result["state"], result.get("reason", "")
         # BEST is the key of the best validation value; NaN stands for none
         trial.score = None if math.isnan(result[BEST]) else result[BEST]
-        trial.best_epoch, trial.epochs = result.get("best_epoch"), result["epoch"]
-        trial.seconds = round(result.get("seconds", 0.0), 3)
-        trial.parameters = result.get("parameters")
+        trial.epochs, trial.seconds = result["epoch"], round(result.get("seconds", 0.0), 3)
         self.table.write()
         self.reporter.line(self._describe(trial))
 

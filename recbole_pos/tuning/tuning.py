@@ -47,7 +47,6 @@ from recbole_pos.runs.training_runs import (
     count_runs,
 )
 from recbole_pos.study.rendered_table import format_options
-from recbole_pos.study.study_folder import read_curve
 from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
 from recbole_pos.tuning.trials import (
     BEST,
@@ -55,7 +54,6 @@ from recbole_pos.tuning.trials import (
     Trial,
     TrialSearch,
     TrialTable,
-    find_run,
     quiet_tune,
     run_trial,
 )
@@ -72,7 +70,6 @@ class SearchResult:
         trials: all trials, by number.
         best: the trial with the best validation value.
         test: test metrics of the best trial by name; None if there is no test data.
-        seconds: duration of the call.
         source: the dataset that ``tune`` was called with. It is held because its temporary files
             are deleted together with this object.
     """
@@ -81,7 +78,6 @@ class SearchResult:
     trials: list[Trial]
     best: Trial
     test: dict[str, float] | None
-    seconds: float
     source: Any = None
 
     @property
@@ -127,7 +123,7 @@ def tune(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.SearchArguments`: ``num_samples``,
-            ``max_concurrent``, ``metric``, ``grace_epochs``, ``searcher``, ``run_dir``,
+            ``max_concurrent``, ``grace_epochs``, ``searcher``, ``run_dir``,
             ``address``, ``cpus_per_trial``, ``gpus_per_trial`` and ``verbose`` mean the same as in
             the command, as do ``scheduler`` (asha or none) and ``seed``, of the searcher;
             ``resume`` is the folder of a search to continue or, with more ``num_samples``, to
@@ -139,7 +135,6 @@ def tune(
             machine or the disk failed; then nothing was tested.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    began = time.perf_counter()
     args, options = split_keywords(settings or SearchArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
     allow(config_dict.get("plugins"))
@@ -164,7 +159,7 @@ def tune(
 
         # Read the data, and the trials of earlier calls.
         data = _prepare_data(search)  # refuses data without validation, or other data than before
-        table = TrialTable(folder, search.space, search.metric, search.mode)
+        table = TrialTable(folder, search)
 
         # Connect to Ray, and leave it in the end. Find out what resources a trial has.
         quiet_tune()
@@ -172,7 +167,7 @@ def tune(
         uses_gpu = search.config["use_gpu"]
         cpus, gpus = args.cpus_per_trial, args.gpus_per_trial
         resources = choose_resources(list_machines(), cpus, gpus, uses_gpu)
-        runs = _Runs(search, folder, table, data, args, resources)
+        runs = _Runs(search, table, data, args, resources)
 
         # Make the folder only now, so that wrong arguments leave no folder behind. SEARCH is the
         # name of the file of the facts, by which ``resume`` knows the folder of a search.
@@ -192,20 +187,15 @@ def tune(
                 f"that have not ended are kept; {runs.advice}"
             ) from None
 
-        # Write the files of the search, and print the results. The curves are read from the files
-        # of the runs, so that trials of earlier calls have theirs, too.
+        # Write the files of the search, and print the results.
         test = _keep_best(runs, best, tested)
-        for trial in table.trials:
-            trial.curve = read_curve(find_run(folder, trial.number), search.metric)
         reporter.show_results(
             f"best of {len(table.trials)} trials is {best.number}: {format_options(best.options)}",
             {"valid": read_result(tested).best_valid, "test (once)": test},
         )
         for file in (folder / "best.yaml", table.file):
             reporter.line(str(file))
-
-        seconds = time.perf_counter() - began
-        return SearchResult(folder, table.trials, best, test, seconds, dataset)
+        return SearchResult(folder, table.trials, best, test, dataset)
 
 
 def _prepare_data(search: Search) -> Any:
@@ -243,15 +233,13 @@ class _Runs:
 
     Attributes:
         search: the search.
-        folder: folder of the search.
-        table: the record of its trials.
+        table: the record of its trials, with the folder of the search.
         data: the dataset.
         args: arguments of the call.
         resources: CPUs and GPUs of each trial.
     """
 
     search: Search
-    folder: Path
     table: TrialTable
     data: Any
     args: SearchArguments
@@ -261,16 +249,12 @@ class _Runs:
     def advice(self) -> str:
         """How to continue with unfinished trials, as the end of a message."""
         plugins = self.search.config.plain.get(PLUGINS)
-        return f"continue with `{make_resume_command(self.folder, plugins, 'tune')}`"
+        return f"continue with `{make_resume_command(self.table.folder, plugins, 'tune')}`"
 
     @property
     def num_left(self) -> int:
         """Number of trials that have no result yet."""
         return self.search.facts.num_samples - sum(t.has_result for t in self.table.trials)
-
-    def find_test(self, trial: Trial) -> RunFolder:
-        """Return the folder of the run that tests a trial; there is none before the test."""
-        return RunFolder(self.folder / "tests" / f"{trial.number:05d}")
 
     def train(self, reporter: Reporter) -> None:
         """Train the trials that have no result yet.
@@ -290,8 +274,8 @@ class _Runs:
 
         # The searcher samples the options of trials and records how they end; ``active`` has those
         # in training. ``advice`` is a text on how to continue the search.
-        make_folder(self.folder / "runs")
-        searcher = TrialSearch(self.search, self.table, self.folder, reporter)
+        make_folder(self.table.folder / "runs")
+        searcher = TrialSearch(self.table, reporter)
         tuner = self._make_tuner(searcher)
         try:
             with reporter.live(searcher.describe_progress):
@@ -361,7 +345,7 @@ class _Runs:
             ),
             run_config=ray_tune.RunConfig(
                 name="trials",
-                storage_path=str(self.folder.resolve()),
+                storage_path=str(self.table.folder.resolve()),
                 failure_config=ray_tune.FailureConfig(max_failures=MOST_LOSSES),
                 verbose=0,
             ),
@@ -386,7 +370,9 @@ class _Runs:
                 f"all trials failed; the first one: {self.table.trials[0].reason}. "
                 f"{self.table.file} has the reasons of all"
             )
-        run = self.find_test(best)  # the folder of the trial's test, which need not exist yet
+        run = self.table.find_test(
+            best.number
+        )  # the folder of the trial's test, which need not exist yet
         if run.result.is_file():
             return best, run
 
@@ -399,7 +385,7 @@ class _Runs:
             data=SharedData(self.data, includes_test=True),
             resources=self.resources,
             packed=pack(self.search.config["model"]),  # the code of a custom model
-            tested_run=str(find_run(self.folder, best.number).path.resolve()),
+            tested_run=str(self.table.find_run(best.number).path.resolve()),
         )
         # It returns the status, and the reason of a failure, in place of raising an error.
         facts = ray.get(task)
@@ -422,7 +408,7 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
     reporter.line(
         f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
         f"{facts.scheduler}, best valid {search.metric}; searching "
-        f"{', '.join(search.space.names)}; {runs.resources}; {runs.folder}"
+        f"{', '.join(search.space.names)}; {runs.resources}; {runs.table.folder}"
     )
     # Trials of earlier calls that have a result; ``num_left`` counts those that have none.
     if num_ended := facts.num_samples - runs.num_left:
@@ -448,7 +434,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     Returns:
         Test metrics by name; None if there is no test data.
     """
-    folder = runs.folder
+    folder = runs.table.folder
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
 
     # The configuration, without the options QUIET, which only switch off progress in trials.
@@ -456,26 +442,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     options = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(options, allow_unicode=True))
 
-    # The metrics; ``earlier`` are those of trials that an earlier call found best and tested.
     test = read_result(tested).test or None
     facts = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
-    earlier = _list_earlier_tests(runs, best)
-    write_json(folder / "test.json", {**facts, "test": test, "earlier": earlier})
+    write_json(folder / "test.json", {**facts, "test": test})
     return test
-
-
-def _list_earlier_tests(runs: _Runs, best: Trial) -> list[dict[str, Any]]:
-    """Return options and test metrics of trials that were the best before the search was extended.
-
-    They are reported beside the best trial, since every look at the test data counts.
-
-    Args:
-        runs: the runs of the search.
-        best: the best trial, which is left out.
-    """
-    tests = []
-    for trial in runs.table.trials:
-        run = runs.find_test(trial)  # the folder of its test, without a result if it had none
-        if trial is not best and run.result.is_file():
-            tests.append({"options": trial.options, "test": read_result(run).test})
-    return tests
