@@ -45,29 +45,31 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_atomic(late_log(), tmp_path_factory.mktemp("late")))
 
 
+def name_targets(made: Any, users: Any, items: Any, times: Any) -> list[tuple]:
+    """(user, item, time) of targets, sorted, of which the ids are given."""
+    tokens = made.dataset.field2id_token
+    names = tokens["user_id"][users], tokens["item_id"][items]
+    return sorted(zip(*names, times.tolist(), strict=True))
+
+
 def targets_of(made: Any) -> dict[str, list[tuple]]:
-    """(user, item, time) of the rows that a model is tested on, from its loaders."""
-    users, items = (made.dataset.field2id_token[name] for name in ("user_id", "item_id"))
-    found: dict[str, list[tuple]] = {"valid": [], "test": []}
-    for phase, targets in found.items():
-        for interaction, _, row, item in made.loaders[phase]:
-            assert row.tolist() == list(range(len(interaction)))
-            assert torch.equal(item, interaction["item_id"])
-            names = users[interaction["user_id"].numpy()], items[item.numpy()]
-            targets += zip(*names, interaction["timestamp"].tolist(), strict=True)
-        targets.sort()
+    """The targets that a model is tested on, from its loaders."""
+    found = {}
+    for phase in ("valid", "test"):
+        batches = [interaction for interaction, *_ in made.loaders[phase]]
+        columns = ("user_id", "item_id", "timestamp")
+        found[phase] = name_targets(
+            made, *(np.concatenate([b[c] for b in batches]) for c in columns)
+        )
     return found
 
 
 def split_targets(made: Any) -> dict[str, list[tuple]]:
-    """(user, item, time) of the held-out targets of the split, which test_splits.py counts."""
-    log, split = made.dataset.log, made.dataset.split
-    users, items = (made.dataset.field2id_token[name] for name in ("user_id", "item_id"))
-    found = {}
+    """The held-out targets of the split, which test_splits.py counts."""
+    log, split, found = made.dataset.log, made.dataset.split, {}
     for phase, part in (("valid", VALID), ("test", TEST)):
         at = np.flatnonzero(split.is_target & (split.part == part))
-        names = users[log.users[at]], items[log.items[at]]
-        found[phase] = sorted(zip(*names, log.times[at].tolist(), strict=True))
+        found[phase] = name_targets(made, log.users[at], log.items[at], log.times[at])
     return found
 
 

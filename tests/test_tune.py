@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,14 +158,11 @@ def moved(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(moved: Any) -> None:
-    _, trials, _ = moved
+    """Nothing is tested while a trial is lost."""
+    folder, trials, error = moved
     assert [trial["state"] for trial in trials] == ["failed", "finished", "stopped", "lost"]
     assert [trial["epochs"] for trial in trials] == [0, 6, 3, 0]
     assert "over 16 heads" in trials[0]["reason"]
-
-
-def test_nothing_is_tested_while_a_trial_is_lost(moved: Any) -> None:
-    folder, _, error = moved
     assert "\n" not in error and "1 of 4 trials" in error and "No space left" in error
     assert not (folder / "out" / "test.json").exists() and not (folder / "out" / "best").exists()
 
@@ -256,27 +252,15 @@ def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None
         resumed.note_inputs({"data": "1"})
 
 
-@pytest.fixture
-def restart(tiny: Path, tmp_path: Path) -> Callable[[str], TrialSearch]:
-    """``restart(folder)``: the searcher of a search with a condition, as each call makes it."""
-    file = tmp_path / "space.yaml"
-    file.write_text(
-        "n_layers: {randint: [1, 2]}\nlearning_rate: {loguniform: [1e-3, 1e-1]}\n"
+def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> None:
+    """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
+    (file := tmp_path / "space.yaml").write_text(
+        "learning_rate: {loguniform: [1e-3, 1e-1]}\nn_layers: {randint: [1, 2]}\n"
         "hidden_dropout_prob: {quniform: [0, 0.4, 0.1], when: {n_layers: 2}}\n"
     )
-    args = SearchArguments(num_samples=16, searcher="optuna", seed=3)
-    plan = plan_search("FPARec", "tiny", file, [], {"data_path": str(tiny)}, args)
-
-    def restart_search(folder: str) -> TrialSearch:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        return TrialSearch(TrialTable(tmp_path / folder, plan), Reporter(False))
-
-    return restart_search
-
-
-def test_trials_without_a_score_are_not_bad_ones(restart: Any) -> None:
-    """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
-    trials = restart("search")
+    options = {"data_path": str(tiny)}
+    plan = plan_search("FPARec", "tiny", file, [], options, SearchArguments(seed=3))
+    trials = TrialSearch(TrialTable(tmp_path, plan), Reporter(False))
     asked = {name: trials.suggest(name) for name in "abcd"}
     done = {BEST: 0.1, "state": "finished", "epoch": 1}
     trials.on_trial_result("b", done)
@@ -287,7 +271,7 @@ def test_trials_without_a_score_are_not_bad_ones(restart: Any) -> None:
     )
     states = [trial.state.name for trial in trials._ot_study.trials]
     assert states == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
-    resumed = restart("search")
+    resumed = TrialSearch(TrialTable(tmp_path, plan), Reporter(False))
     table = resumed.table
     assert table.trials == trials.table.trials and table.find_best() == table.trials[0]
     assert [t.state for t in table.trials] == ["finished", "lost", "failed", "unfinished"]

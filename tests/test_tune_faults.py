@@ -1,4 +1,4 @@
-"""Searches that lose a machine, a process, or the driver. Real raylets, ``kill -9``."""
+"""Searches that lose a machine, or the driver. Real raylets, ``kill -9``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,8 @@ FAST = {**SMALL, "stopping_step": 100}
 SPACE = "learning_rate: {loguniform: [1e-4, 1e-2]}\nn_layers: {choice: [1, 2]}\n"
 
 
-Epochs = list[tuple[int, str, int]]  # number, node and process of each
-
-
-def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
-    """A runtime environment whose workers note each epoch, and take their time."""
+def slow_epochs(file: Path) -> Callable[[], None]:
+    """A function that makes the epochs of a process slow, and lets it note them with its node."""
 
     def hook() -> None:
         import os
@@ -54,35 +51,14 @@ def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
 
         PosTrainer._train_epoch = _train_epoch
 
-    return {"worker_process_setup_hook": hook}
+    return hook
 
 
-def trained(file: Path) -> dict[str, Epochs]:
-    """Run -> epochs it trained, where, and in which process."""
-    found = defaultdict(list)
-    for line in file.read_text().splitlines() if file.exists() else []:
-        name, epoch, node, pid = line.split()
-        found[name].append((int(epoch), node, int(pid)))
-    return found
-
-
-@contextmanager
-def killed(cluster: Cluster, log: Path, after: int) -> Iterator[str]:
-    """Within, the other machine dies once a run has that many epochs there; its node."""
-    ray.init(cluster.address, runtime_env=slow_epochs(log), log_to_driver=False)
-    other = next(iter(cluster.worker_nodes))
-    node = other.node_id
-
-    def kill() -> None:
-        wait(lambda: any(e + 1 >= after for e, n, _ in sum(trained(log).values(), []) if n == node))
-        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        for pid in {pid for _, n, pid in sum(trained(log).values(), []) if n == node}:
-            os.kill(pid, signal.SIGKILL)  # a machine takes its processes along
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    yield node
-    killer.join()
+def read_epochs(file: Path) -> list[tuple[str, int, str, int]]:
+    """Learning rate of the trial, number, node and process of each epoch."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    epochs = [line.split() for line in lines]
+    return [(rate, int(epoch), node, int(process)) for rate, epoch, node, process in epochs]
 
 
 @pytest.fixture
@@ -95,35 +71,45 @@ def two_machines(no_ray: None) -> Iterator[Any]:
 
 
 def test_a_node_of_a_search_is_killed(two_machines, tiny: Path, tmp_path: Path) -> None:
-    """Both machines train; what ran on the dead one goes on from its last checkpoint."""
-    log, epochs = tmp_path / "log", 8
+    """Both machines train; what ran on the dead one resumes from its last checkpoint."""
+    log, num_epochs = tmp_path / "log", 8
     (tmp_path / "space.yaml").write_text(SPACE)
-    given = {**FAST, "data_path": str(tiny), "epochs": epochs}
+    environment = {"worker_process_setup_hook": slow_epochs(log)}
+    ray.init(two_machines.address, runtime_env=environment, log_to_driver=False)
+    other = next(iter(two_machines.worker_nodes))
+    dead = other.node_id
+
+    def kill() -> None:  # a machine takes its processes along
+        wait(lambda: any(epoch > 1 for _, epoch, node, _ in read_epochs(log) if node == dead))
+        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        for process in {process for _, _, node, process in read_epochs(log) if node == dead}:
+            os.kill(process, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    given = {**FAST, "data_path": str(tiny), "epochs": num_epochs}
     options = {"searcher": "random", "scheduler": "none", "seed": 3, "num_samples": 4}
     options |= {"run_dir": tmp_path / "out", "verbose": False}
-    with killed(two_machines, log, after=3) as dead:
-        found = tune("FPARec", "tiny", tmp_path / "space.yaml", [], given, **options)
-    assert [trial.state for trial in found.trials] == ["finished"] * 4
-    assert [trial.epochs for trial in found.trials] == [epochs] * 4
-    runs = trained(log).values()
-    assert len({node for run in runs for _, node, _ in run}) == 2
-    moved = [run for run in runs if len({node for _, node, _ in run}) == 2]
+    found = tune("FPARec", "tiny", tmp_path / "space.yaml", [], given, **options)
+    killer.join()
+    assert [(trial.state, trial.epochs) for trial in found.trials] == [("finished", num_epochs)] * 4
+    before, after = defaultdict(list), defaultdict(list)  # of each trial, on the dead node or not
+    for rate, epoch, node, _ in read_epochs(log):
+        (before if node == dead else after)[rate].append(epoch)
+    moved = before.keys() & after.keys()
     assert moved
-    for run in moved:
-        before = [epoch for epoch, node, _ in run if node == dead]
-        after = [epoch for epoch, node, _ in run if node != dead]
-        assert 1 <= after[0] <= before[-1] + 1
-        assert sorted({*before, *after}) == list(range(epochs))
+    for rate in moved:
+        assert 1 <= after[rate][0] <= before[rate][-1] + 1
+        assert sorted({*before[rate], *after[rate]}) == list(range(num_epochs))
 
 
 def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path) -> None:
     space, folder = tmp_path / "space.yaml", tmp_path / "out"
     space.write_text(SPACE)
-    options = {**FAST, "data_path": tiny, "epochs": 25}
+    options = {**FAST, "data_path": tiny, "epochs": 25, "space": space, "num_samples": 6}
+    options |= {"max_concurrent": 2, "scheduler": "none", "run_dir": folder}
     command = [sys.executable, str(SCRIPT), "tune"]
     words = ["-m", "FPARec", "-d", "tiny", *(f"--{key}={value}" for key, value in options.items())]
-    words += ["--space", str(space), "--num_samples=6", "--max_concurrent=2", "--searcher=optuna"]
-    words += ["--scheduler=none", f"--run_dir={folder}"]
     env = {**os.environ, "OF_SEARCH": str(folder), "PYTHONPATH": str(SCRIPT.parent)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
     process = subprocess.Popen([*command, *words], **pipes)
@@ -134,32 +120,29 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
             break
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    wait(lambda: not _processes(folder))
+    wait(lambda: not any(map(_is_of_a_search, psutil.process_iter())))
     assert not (folder / "test.json").exists()
-    done = _done(folder)
-    begun = {path.parent.name for path in folder.glob("runs/*/checkpoint.pt")} - set(done)
+    done = _read_epochs_of_ended(folder)
+    begun = {path.parent.name for path in folder.glob("runs/*/checkpoint.pt")}
     assert len(done) >= 2
     again = [*command, "--resume", str(folder)]
     finished = subprocess.run(again, capture_output=True, text=True, env=env, timeout=PATIENCE)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert (folder / "trials.csv").read_text().count(",finished,") == 6
-    after = _done(folder)
+    after = _read_epochs_of_ended(folder)
     assert after.items() >= done.items()  # what had ended is as it was
     assert begun <= set(after)  # and what had begun was resumed, with the same options
     assert json.loads((folder / "test.json").read_text())["test"]
 
 
-def _done(folder: Path) -> dict[str, str]:
+def _read_epochs_of_ended(folder: Path) -> dict[str, str]:
     """The epochs, with their times, of the trials that have ended, by their numbers."""
-    done = [path.parent for path in folder.glob("runs/*/result.json")]
-    return {run.name: (run / "metrics.jsonl").read_text() for run in done}
+    ended = [path.parent for path in folder.glob("runs/*/result.json")]
+    return {run.name: (run / "metrics.jsonl").read_text() for run in ended}
 
 
-def _processes(folder: Path) -> list[psutil.Process]:
-    """Those that the search in a folder has started, by what they inherit."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("OF_SEARCH") == str(folder):
-                found.append(process)
-    return found
+def _is_of_a_search(process: psutil.Process) -> bool:
+    """Whether the search of the test has started a process, by what it inherits."""
+    with suppress(psutil.Error):
+        return "OF_SEARCH" in process.environ()
+    return False

@@ -101,7 +101,6 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
     ("text", "line", "named"),
     [
         ("n_layers: {randint: [1, 2]}\nlearing_rate: {uniform: [0, 1]}", 2, "did you mean"),
-        ("n_layers: {chioce: [1, 2]}\nn_heads: {choice: [1, 2]}", 1, "n_layers: expected int"),
         ("n_layers: {randint: [0, 2]}", 1, "n_layers: expected int, 1 to 1,000"),
         ("n_layers: {choice: [1, 2], when: {nothing: 1}}", 1, "neither searched"),
         ("n_layers: {choice: [1], when: {n_heads: 1}}\nn_heads: {choice: [1], when: {n_layers: 1}}",

@@ -7,7 +7,6 @@ trained, or after the command was killed.
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import Any
 
@@ -49,7 +48,6 @@ class ActiveRuns:
         processes: starts runs: ``LocalRuns`` on this machine, or ``RayRuns`` of a cluster.
         resources: CPUs and GPUs of a run.
         running: process or Ray task of a run in progress -> its job and its start time.
-        durations: training times in seconds of the runs that this call has finished.
         shared: (hash of the data options, whether test interactions are in it) -> the dataset, in
             the form in which processes get it.
     """
@@ -79,10 +77,8 @@ class ActiveRuns:
         self.processes: Any = None
         self.resources = Resources()
 
-        # Process of a run in progress -> its job (run to train) and its start time, in seconds;
-        # and the training times of the finished runs, in seconds, from which the rest is estimated.
+        # Process of a run in progress -> its job (run to train) and its start time, in seconds.
         self.running: dict[Any, tuple[Job, float]] = {}
-        self.durations: list[float] = []
 
         # Datasets in the form in which processes get them, each made only once. The key is a hash
         # of the options of the data, and whether test interactions are in it.
@@ -208,7 +204,6 @@ class ActiveRuns:
         text = f"failed: {reason}"
         if status == DONE:
             seconds = time.monotonic() - start
-            self.durations.append(seconds)
             metric = self.scheduler.find_metric(job.fit.row)
             best_valid = facts.get("best_valid") or {}
             valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
@@ -224,7 +219,7 @@ class ActiveRuns:
 
         The display calls this from another thread, while :meth:`train` waits for runs to end.
 
-        The overview says how many runs are done, running and failed, and estimates the time left.
+        The overview says how many runs are done, running and failed.
         """
         # Copies, since the thread of :meth:`train` changes both.
         statuses = list(self.scheduler.status.values())
@@ -235,11 +230,6 @@ class ActiveRuns:
         states = [f"{statuses.count(DONE)} of {num_fits} runs done", f"{len(running)} running"]
         if num_failed:
             states.append(f"{num_failed} failed")
-        if self.durations and running:
-            # Assume that as many runs are trained at a time as now, each for the mean duration.
-            num_rounds = (num_fits - len(statuses)) / len(running)
-            left = format_duration(statistics.mean(self.durations) * num_rounds)
-            states.append(f"about {left} left")
 
         # A line for each active run, with its epoch. The digest of its job names its folder.
         lines = [f"{self.scheduler.plan.title}: {', '.join(states)}"]

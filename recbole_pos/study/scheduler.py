@@ -271,10 +271,13 @@ class Scheduler:
             The digest (hash) that names the folder of the run; None if the trial has not been
             trained with this seed, or its weights are gone.
         """
-        fits = [fit for fit in self.fits if (fit.row, fit.trial, fit.seed) == (row, trial, seed)]
-        # A fit (training run) without a digest has no folder, and so no weights; "" says so.
-        runs = [self.digests.get(fit.name, "") for fit in fits]
-        return next((run for run in runs if self.folder.has_weights(run)), None)
+        for fit in self.fits:
+            is_asked = (fit.row, fit.trial, fit.seed) == (row, trial, seed)
+            if is_asked and self.status[fit.name] == DONE:
+                # A run that was taken from a packed study has results but no weights.
+                digest = self.digests[fit.name]
+                return digest if self.folder.run(digest).checkpoint.is_file() else None
+        return None
 
     def _make_child_job(self, fit: Fit) -> Job:
         """Return the job of a training run that starts from the weights of another, its parent.

@@ -186,17 +186,6 @@ class StudyFolder:
         facts = read_json(run.path / "fit.json") if digest else {}
         return {**read_json(run.result), **facts} if facts else {}
 
-    def has_weights(self, digest: str) -> bool:
-        """Return whether a run is finished and its weights can be used.
-
-        A run that was taken from a packed study has results but no weights (no checkpoint).
-
-        Args:
-            digest: hash that names the run's folder; empty for no run.
-        """
-        is_done = self.read_fit(digest).get("status") == DONE
-        return is_done and self.run(digest).checkpoint.is_file()
-
     def find_current_digests(self, plan: Plan) -> dict[str, str]:
         """Return which run belongs to each fit (training run) of a plan.
 

@@ -20,7 +20,7 @@ from recbole_pos.files import digest_file
 from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.study_folder import read_json
 from recbole_pos.tuning.space import Space, check_space, find_space_file, parse_space, read_space
-from recbole_pos.values import check_choice, is_whole, shown, to_plain
+from recbole_pos.values import check_choice, shown, to_plain
 
 SEARCHERS = ("optuna", "random", "grid")
 SCHEDULERS = ("asha", "none")
@@ -72,6 +72,8 @@ class Search:
     def __init__(self, facts: SearchFacts, space: Space) -> None:
         """Check every searched option together with the options of all trials."""
         self.facts, self.space = facts, space
+        if facts.searcher == "grid":  # no more trials than points, the combinations of all values
+            facts.num_samples = min(facts.num_samples, len(space.list_points()))
         check_space(space, self.make_config)
         self.config = self.make_config({})
         self.metric = str(self.config["valid_metric"]).lower()
@@ -122,14 +124,10 @@ def check_arguments(args: SearchArguments) -> None:
         args: arguments of the search, as in the command.
 
     Raises:
-        UsageError: for an unknown searcher or scheduler, or a number that is too small.
+        UsageError: for an unknown searcher or scheduler.
     """
     check_choice("--searcher", args.searcher, SEARCHERS)
     check_choice("--scheduler", args.scheduler, SCHEDULERS)
-    for name, least in (("num_samples", 1), ("grace_epochs", 1), ("seed", 0)):
-        value = getattr(args, name)  # None if not given
-        if value is not None and not (is_whole(value) and value >= least):
-            raise UsageError(f"--{name}: expected {least} or more, found {shown(value)}")
 
 
 def plan_search(
@@ -181,12 +179,8 @@ def plan_search(
             "`learning_rate: {loguniform: [1e-4, 1e-2]}`, are given or missing"
         )
 
-    # A grid has no more trials than points, the combinations of all values. _TRIALS is the number
-    # of trials where none is asked for.
-    num_samples = args.num_samples or _TRIALS
-    if args.searcher == "grid":
-        points = searched.list_points()
-        num_samples = min(args.num_samples or len(points), len(points))
+    # The number of trials where none is asked for: all points of a grid, else _TRIALS.
+    default_samples = len(searched.list_points()) if args.searcher == "grid" else _TRIALS
 
     # The options of all trials: those that the space sets (``fixed``), with given ones above them.
     # Paths are taken from ``config.plain``, the dict of all options, where they are absolute, since
@@ -200,7 +194,7 @@ def plan_search(
     facts = SearchFacts(
         options={**run, **merge_options(whole_space.fixed, options)},
         space=searched.content,
-        num_samples=num_samples,
+        num_samples=args.num_samples or default_samples,
         searcher=args.searcher,
         seed=args.seed,
         scheduler=args.scheduler,
@@ -249,11 +243,8 @@ def resume_search(
             f"{', '.join(map(shown, refused))}"
         )
 
-    # Take over the new paths (config_dict) and the number of trials, unless it is lower. A grid has
-    # no more trials than points, the combinations of the values of all options.
+    # Take over the new paths (config_dict) and the number of trials, unless it is lower.
     facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
-    space = parse_space(facts.space, {})  # {}: the lines of the file are not known any more
-    if facts.searcher == "grid":
-        facts.num_samples = min(facts.num_samples, len(space.list_points()))
-    return Search(facts, space)
+    # {}: the lines of the file are not known any more
+    return Search(facts, parse_space(facts.space, {}))

@@ -213,8 +213,6 @@ def _prepare_data(search: Search) -> Any:
     Raises:
         UsageError: if there is no validation to choose the best trial by.
     """
-    if search.config["eval_step"] < 1:
-        raise UsageError("eval_step: a search needs validation; expected at least 1")
     # It reads and splits the data, and builds the model of the configuration without sampled
     # options. ``loaders`` has under "valid" what is validated on, if the split has that.
     experiment = prepare(search.config)
@@ -410,9 +408,6 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
         f"{facts.scheduler}, best valid {search.metric}; searching "
         f"{', '.join(search.space.names)}; {runs.resources}; {runs.table.folder}"
     )
-    # Trials of earlier calls that have a result; ``num_left`` counts those that have none.
-    if num_ended := facts.num_samples - runs.num_left:
-        reporter.line(f"{num_ended} trials have ended before")
 
     summary = runs.data.split.summary  # counts of the split
     reporter.line(describe_split(summary))
