@@ -318,7 +318,7 @@ def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, ref
     alone = capsys.readouterr().out
     out = ["--out", str(tmp_path / "out")]
     assert main(["score", str(lists), str(lists), "--runs", str(run), "--name", "Mine", *out]) == 0
-    assert "Mine" in (tmp_path / "out" / "table.tex").read_text()
+    assert "Mine" in (tmp_path / "out" / "table.md").read_text()
     beside = capsys.readouterr().out
     mean = json.loads((run / "result.json").read_text())["test"]["ndcg@5"]
     assert f"{mean:.4f}" in alone and f"{mean:.4f}" in beside and "Mine" in beside

@@ -23,6 +23,8 @@ from recbole_pos.study.study_folder import PackedStudy
 Files = dict[str, bytes]
 GRID = {"learning_rate": [1e-3, 1e-2]}
 ROWS = {"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop", "search": False}}
+# Several targets of a user, which ranks have to find.
+SPLIT = {"split": {"GT": [0.7, 0.85]}, "cold_items": "drop", "ties": "drop"}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,7 @@ def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A study, the folder where it was trained, and its pack."""
     root = tmp_path_factory.mktemp("packed")
     what = study(write_atomic(make_log(), root), rows=ROWS, search=GRID)
+    what["base"]["eval_args"] = SPLIT
     here, pack = root / "here", root / "kept" / "study"
     compare(what, run_dir=here, pack=pack)
     return {"what": what, "here": here, "pack": pack}
@@ -68,21 +71,6 @@ def test_only_what_is_missing_is_trained(made: dict, tmp_path: Path) -> None:
     new = found.runs[found.runs["known_from"].fillna("") == ""]
     assert list(new["seed"]) == [2022, 2022] and set(new["status"]) == {"done"}
     assert {path.parent.name for path in there.rglob("checkpoint.pt")} == set(new["digest"])
-
-
-def test_other_data_and_split(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-d``: the same rows on another dataset; ranks find targets that are several of a user."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("tiny", "other"):
-        write_atomic(make_log(seed=len(name)), tmp_path / "dataset", name)
-    what = study(tmp_path, rows={"Pop": {"model": "Pop"}, "Last": {"model": "SPop"}}, seeds=1)
-    split = {"order": "TO", "mode": "full", "split": {"GT": [0.7, 0.85]}}
-    what["base"] = {"eval_args": {**split, "cold_items": "drop", "ties": "drop"}}
-    found = compare(what, dataset="other", run_dir="made", pack="my")
-    assert list(found.runs["status"]) == ["done", "done"], list(found.runs["reason"])
-    compare(what, dataset="other", run_dir="there", known=("my",), report=True)
-    for ranks in Path("made").glob("runs/*/test_ranks.parquet"):
-        assert ("there" / ranks.relative_to("made")).read_bytes() == ranks.read_bytes()
 
 
 def test_nothing_of_the_log_or_the_machine_is_in_it(made: dict, tmp_path: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_study import BASE, NOPE, ROWS, plan, train
 
-from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.reporter import Reporter
-from recbole_pos.runs import DONE, FAILED, training_runs
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.collecting import collect_results
 from recbole_pos.study.comparing import _require_metrics
-from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.result_tables import make_search_table
 from recbole_pos.study.scheduler import Scheduler
@@ -61,21 +57,10 @@ def test_a_report_has_no_run_of_the_options_before(
     assert pack(first, folder, tmp_path / "all", {}) == 2
 
 
-def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """In words that a shell takes, with the modules that the command has to name again."""
-
-    def interrupt(job: Any) -> None:
-        raise KeyboardInterrupt
-
+def test_the_command_that_resumes_names_the_modules_of_the_user(tiny: Path) -> None:
     made = plan(tiny, base={**BASE, "data_path": str(tiny), "plugins": ["json.tool"]})
-    scheduler = Scheduler(made, StudyFolder(tmp_path / "my study"))
-    runs = ActiveRuns(scheduler, CompareArguments(), Reporter(False), {"PosSASRec"})
-    monkeypatch.setattr(training_runs, "start_server", lambda: None)
-    monkeypatch.setattr(runs, "start", interrupt)
-    command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"
-    with pytest.raises(KeyboardInterrupt, match=re.escape(f"continue with `{command}`")):
-        runs.train()
-    assert collect_results(made, scheduler.folder).command == command
+    command = "recbole-pos compare 'my study' --plugins='[json.tool]'"
+    assert StudyFolder("my study").make_command(made) == command
 
 
 def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None:

@@ -19,7 +19,7 @@ from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.runs.training_runs import SharedData
-from recbole_pos.tuning.search_plan import check_arguments, plan_search
+from recbole_pos.tuning.search_plan import plan_search
 from recbole_pos.tuning.space import Space, read_space
 from recbole_pos.tuning.trials import Trial, TrialTable
 from recbole_pos.yaml_files import ROOT
@@ -48,9 +48,7 @@ def search_of(
     **args: Any,
 ) -> Any:
     """A search, with its space and the options of all trials."""
-    settings = SearchArguments(**args)
-    check_arguments(settings)
-    search = plan_search(model, "ml-100k", file, files, given or {}, settings)
+    search = plan_search(model, "ml-100k", file, files, given or {}, SearchArguments(**args))
     return SimpleNamespace(search=search, space=search.space, base=search.facts.options)
 
 

@@ -353,7 +353,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     option("--name NAME", "of the system, in the tables (predictions)", default="predictions"),
     option("--metrics METRIC...", "such as ndcg@10 (as many as the lists are long)"),
     _PART,
-    option("--out FOLDER", "also write table.md, table.csv, table.tex, report.html and figures"),
+    option("--out FOLDER", "also write table.md, table.csv, runs.csv and report.html"),
     takes_options=True,
 )
 def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:

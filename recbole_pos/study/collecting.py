@@ -104,14 +104,8 @@ def _describe_trial(fit: Fit, run: RunFolder, facts: Mapping[str, Any]) -> dict[
     """
     metric = str(run.read_config()["valid_metric"]).lower()
     value = (facts.get("best_valid") or {}).get(metric)
-    options = format_options(facts.get("searched") or {})
-    return {
-        "row": fit.row,
-        "trial": fit.trial,
-        "metric": metric,
-        "value": value,
-        "options": options,
-    }
+    line = {"row": fit.row, "trial": fit.trial, "metric": metric, "value": value}
+    return {**line, "options": format_options(facts.get("searched") or {})}
 
 
 def _average_trials(

@@ -227,8 +227,7 @@ class Options(_Layout):
     @property
     def options(self) -> dict[str, Any]:
         """Option -> value, of all keys but the fields of the layout."""
-        assert self.model_extra is not None  # since they are allowed
-        return self.model_extra
+        return self.model_extra or {}
 
 
 class Attach(_Layout):

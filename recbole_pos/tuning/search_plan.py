@@ -117,19 +117,6 @@ class Search:
         self.facts.inputs = inputs
 
 
-def check_arguments(args: SearchArguments) -> None:
-    """Require that the arguments of a search have values that mean something.
-
-    Args:
-        args: arguments of the search, as in the command.
-
-    Raises:
-        UsageError: for an unknown searcher or scheduler.
-    """
-    check_choice("--searcher", args.searcher, SEARCHERS)
-    check_choice("--scheduler", args.scheduler, SCHEDULERS)
-
-
 def plan_search(
     model: str | type | None,
     dataset: str | None,
@@ -154,6 +141,9 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
+    check_choice("--searcher", args.searcher, SEARCHERS)
+    check_choice("--scheduler", args.scheduler, SCHEDULERS)
+
     # ``config`` has all options of a trial, with defaults; ``given`` only those of the user, from
     # files and arguments. Not strict: an option without effect here may have one in a trial.
     config = PosConfig(model, dataset, config_file_list, config_dict, strict=False)

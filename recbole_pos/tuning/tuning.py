@@ -47,7 +47,7 @@ from recbole_pos.runs.training_runs import (
     count_runs,
 )
 from recbole_pos.study.rendered_table import format_options
-from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
+from recbole_pos.tuning.search_plan import Search, plan_search, resume_search
 from recbole_pos.tuning.trials import (
     BEST,
     LOST,
@@ -138,7 +138,6 @@ def tune(
     args, options = split_keywords(settings or SearchArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
     allow(config_dict.get("plugins"))
-    check_arguments(args)
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
         # A new search (space and options of all trials), or that of the folder to resume. The lock
