@@ -45,7 +45,7 @@ from recbole_pos.study.result_tables import (
     tabulate,
 )
 from recbole_pos.study.results import ALL, Comparison, Results, concatenate
-from recbole_pos.values import check_choice
+from recbole_pos.values import check_choice, escape_formula
 
 # Okabe and Ito's colours without their yellow, which is faint on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -158,13 +158,21 @@ def write_results(results: Results, folder: Path) -> list[Path]:
     make_folder(folder)
     texts = {
         "table.md": render_markdown(results),
-        "table.csv": tabulate(results.comparisons).to_csv(index=False),
-        "runs.csv": results.runs.to_csv(index=False),
+        "table.csv": _to_csv(tabulate(results.comparisons)),
+        "runs.csv": _to_csv(results.runs),
         "report.html": render_report(results),
     }
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
+
+
+def _to_csv(frame: pd.DataFrame) -> str:
+    """Return a table as csv in which no cell begins as a formula of a spreadsheet does.
+
+    Names of rows such as ``+ prior`` would be read as formulas.
+    """
+    return frame.apply(lambda column: column.map(escape_formula)).to_csv(index=False)
 
 
 def render_report(results: Results) -> str:
