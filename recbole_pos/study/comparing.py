@@ -30,7 +30,6 @@ from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs import FAILED
 from recbole_pos.runs.training_runs import can_run_here, start_server
 from recbole_pos.study.collecting import collect_results, make_results, read_runs
 from recbole_pos.study.configs import (
