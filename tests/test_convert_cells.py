@@ -59,8 +59,9 @@ MOMENT = 1709399131  # 2024-03-02 17:05:31 UTC
 DAY = 1709337600
 
 
-def seconds(values: list[Any], form: str | None = None) -> list[float]:
-    return read_times(pa.chunked_array([pa.array(values)]), "bought_at", form)[0].tolist()
+def seconds(values: list[Any], form: str | None = None, timezone: str | None = None) -> list[float]:
+    column = pa.chunked_array([pa.array(values)])
+    return read_times(column, "bought_at", form, timezone)[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,25 @@ def test_one_cell_of_a_column_decides_day_and_month() -> None:
 def test_times_that_may_mean_two_or_none(values: list[Any], form: str | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         seconds(values, form)
+
+
+@pytest.mark.parametrize("as_written", [str, datetime.fromisoformat])
+def test_times_without_a_zone_are_those_of_the_zone_that_is_given(as_written: Any) -> None:
+    """A zone in the cell wins, and epochs are in UTC, but not digits of dates."""
+    zone = "America/New_York"
+    utc = {
+        "2024-07-02 12:00": "2024-07-02 16:00",
+        "2024-01-02 12:00:00.500": "2024-01-02 17:00:00.500",
+        "2024-11-03 01:30": "2024-11-03 05:30",  # the first of an hour that occurs twice
+        "2024-03-10 02:30": "2024-03-10 07:00",  # the end of an hour that is skipped
+    }
+    moments = [datetime.fromisoformat(f"{text}+00:00") for text in utc.values()]
+    expected = [moment.timestamp() for moment in moments]
+    assert seconds([None, *map(as_written, utc)], timezone=zone)[1:] == expected
+    assert seconds([as_written(f"{text}+00:00") for text in utc.values()], None, zone) == expected
+    assert seconds([*utc, "2024-07-02 12:00Z", "soon"], None, zone)[:5] == [*expected, 1719921600]
+    assert seconds([MOMENT], None, zone) == [MOMENT]
+    assert seconds([20240302], "%Y%m%d", zone) == [DAY + 5 * 3600]
 
 
 def test_no_such_day_or_clock_is_no_time() -> None:

@@ -104,6 +104,21 @@ def test_items_are_joined_by_their_id(tmp_path: Path, run: Run) -> None:
     assert (tmp_path / "shop" / "shop.item").read_text().split("\n")[1] == "1\tb"
 
 
+def test_rows_of_the_same_time_are_ordered_by_a_column(tmp_path: Path, run: Run) -> None:
+    """Numbers by size, other cells as text; an empty cell comes first."""
+    for keys, expected in ((["10", "9", ""], "cba"), (["x10", "x9", ""], "cab")):
+        rows = [f"u,{item},{NOW},{key}" for item, key in zip("abc", keys, strict=True)]
+        text = "\n".join(["user,item,time,step", *rows, f"u,z,{NOW - 1},99"])
+        assert run(text, "--then=step", "--overwrite") == 0
+        assert [row[1] for row in read_interactions(tmp_path)] == ["z", *expected]
+    assert run(text, "--then=stp", "--overwrite") == 2
+
+
+def test_a_zone_that_does_not_exist_is_named(run: Run, capsys) -> None:
+    assert run("user,item,time\nu,a,2024-01-01 10:00\n", "--timezone=Europe/Olso") == 2
+    assert "timezone: found 'Europe/Olso'" in capsys.readouterr().err
+
+
 def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
     folders = ["country=NO", "country=F%C3%B8r", "country=__HIVE_DEFAULT_PARTITION__"]
     for user, name in enumerate(folders):

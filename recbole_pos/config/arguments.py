@@ -123,6 +123,8 @@ class ConvertArguments:
     item: str | None = _arg(None, "column of what (by name)", "COLUMN")
     time: str | None = _arg(None, "column of when (by name); row_order: rows in order", "COLUMN")
     date_format: str | None = _arg(None, "of times: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM")
+    timezone: str | None = _arg(None, "of times that name none (UTC), as America/New_York", "ZONE")
+    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
     columns: Any = _arg((), "names of the columns of a text file without a header", "NAME,NAME")
     types: tuple | dict = _arg((), "token, token_seq, float, float_seq", "COLUMN=TYPE", flag="type")
     tables: tuple | dict = _arg((), "table: item, user or inter", "COLUMN=TABLE", flag="table")

@@ -179,7 +179,8 @@ def read_interactions(
 
     Rows without a user, an item or a time that can be read are dropped, each for the first reason
     that holds. If the table has no column of times, the number of each row among the rows of its
-    user (0, 1, ...) serves as time. Rows stay in the order of the file.
+    user (0, 1, ...) serves as time. Rows stay in the order of the file, unless ``args.then`` names
+    a column: they are then sorted by time, and those of the same time by this column.
 
     Args:
         source: the table that holds the interactions.
@@ -196,7 +197,7 @@ def read_interactions(
     item = _read_names(table, roles["item"], args)
     if roles["time"] in source.columns:
         time_column = table[roles["time"]]
-        seconds, form = read_times(time_column, roles["time"], args.date_format)
+        seconds, form = read_times(time_column, roles["time"], args.date_format, args.timezone)
     else:  # the number of each row among those of its user serves as time
         seconds = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
         form = "order of the rows of each user, no time"
@@ -218,6 +219,9 @@ def read_interactions(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
         )
+    if args.then is not None:
+        require_column(args.then, source.columns, "then")
+        rows = rows[_order_by_time(seconds[rows], table[args.then].take(rows))]
     return InteractionTable(rows, user[rows], item[rows], seconds[rows], form, dropped)
 
 
@@ -251,6 +255,26 @@ def _find_faults(
         is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
         faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
     return faults
+
+
+def _order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
+    """Return the order of interactions by time, and of those of the same time by a column.
+
+    Args:
+        seconds: [n] times.
+        column: [n] cells. If each is a number or empty, they are compared as numbers, else as
+            text. Empty cells come first.
+
+    Returns:
+        [n] indices of the interactions in that order.
+    """
+    # What is no number becomes NaN; ``are_numbers``: nothing but empty cells has become NaN.
+    cells = column.to_pandas()
+    numbers = pd.to_numeric(cells, errors="coerce")
+    are_numbers = numbers.notna().equals(cells.notna())
+    frame = pd.DataFrame({"time": seconds, "cell": numbers if are_numbers else cells})
+    ordered = frame.sort_values(["time", "cell"], kind="stable", na_position="first")
+    return ordered.index.to_numpy()
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:

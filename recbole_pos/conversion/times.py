@@ -22,25 +22,27 @@ _EPOCH = (25 * 10**7, 199 * 10**7)
 _MIN_SHARE = 0.99  # of the numbers of a column must be epochs of one unit
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = r"^\d{4}[-/.]"
+_WITH_ZONE = r":.*(?:Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)$"  # 12:00Z, 12:00 UTC or 12:00-04:00
 # A date whose first number is the day or the month; only the column as a whole can tell which.
 _DAY_OR_MONTH = r"^(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})"
 
 
 def read_times(
-    column: pa.ChunkedArray, name: str, date_format: str | None = None
+    column: pa.ChunkedArray, name: str, date_format: str | None = None, timezone: str | None = None
 ) -> tuple[np.ndarray, str]:
     """Read a column of times, numbers or text as seconds since 1970 in UTC.
 
     The type of the column decides how. Timestamps are converted. Numbers are epochs (counts of
     seconds, ms, us or ns since 1970), unless ``date_format`` is a form such as ``%Y%m%d``: then
     they are digits of dates. Text is read as epochs if it has more numbers than texts that
-    begin as dates do, else as dates. Dates that name no zone are taken for UTC.
+    begin as dates do, else as dates. Epochs are always in UTC.
 
     Args:
         column: [rows] of times, numbers or text.
         name: name of the column, for messages.
         date_format: unit of numbers (s, ms, us or ns), or form of text such as %d/%m/%Y %H:%M, with
             directives of Python's strptime; None to tell it by the values.
+        timezone: zone of dates that name none, such as America/New_York; None for UTC.
 
     Returns:
         [rows] float64 seconds, NaN where nothing is read; and the form of the times in words, such
@@ -51,13 +53,13 @@ def read_times(
     """
     dtype, types = column.type, pa.types
     if types.is_timestamp(dtype):
-        return convert_ticks(column), "times"
+        return convert_ticks(column, timezone), "times"
     has_numbers = types.is_integer(dtype) or types.is_floating(dtype)
     if not (has_numbers or types.is_string(dtype) or types.is_dictionary(dtype)):
         raise UsageError(f"{name} holds {dtype}, which says no time")
 
     if date_format and date_format not in _UNITS:
-        return _read_dates(column.cast(pa.string()), name, date_format)
+        return _read_dates(column.cast(pa.string()), name, date_format, timezone)
     if has_numbers:
         return _read_epochs(column, name, date_format)
 
@@ -67,13 +69,13 @@ def read_times(
     if not date_format:
         for zone in (None, "UTC"):
             with suppress(pa.ArrowException):
-                return convert_ticks(texts.cast(pa.timestamp("ns", zone))), "ISO dates"
+                return convert_ticks(texts.cast(pa.timestamp("ns", zone)), timezone), "ISO dates"
 
     is_number = pc.match_substring_regex(texts, _NUMBER)
     begins_as_date = pc.match_substring_regex(texts, f"{_ISO}|{_DAY_OR_MONTH}")
     num_numbers, num_dates = (pc.sum(cells).as_py() or 0 for cells in (is_number, begins_as_date))
     if not date_format and num_dates >= num_numbers:
-        return _read_dates(texts, name, date_format)
+        return _read_dates(texts, name, date_format, timezone)
 
     # All cells that are no numbers become null, and so have no time.
     numbers = pc.if_else(is_number, texts, pa.scalar(None, pa.string()))
@@ -86,11 +88,49 @@ def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
     return whole + (ticks - whole * per_second) / per_second
 
 
-def convert_ticks(column: Any) -> np.ndarray:
-    """Return [rows] float64 seconds of Arrow's timestamps, NaN where null."""
+def convert_ticks(column: Any, timezone: str | None = None) -> np.ndarray:
+    """Return [rows] float64 seconds since 1970 in UTC of Arrow's timestamps, NaN where null.
+
+    Args:
+        column: [rows] timestamps, all of which have a zone, or none.
+        timezone: the zone of timestamps without one; None for UTC.
+    """
     ticks = column.cast(pa.int64()).fill_null(0).to_numpy()
     is_missing = column.is_null().to_numpy(zero_copy_only=False)
-    return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[column.type.unit]))
+    seconds = np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[column.type.unit]))
+    if timezone and not column.type.tz:
+        return _convert_clock(seconds, timezone)
+    return seconds
+
+
+def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
+    """Convert times that the clocks of a zone show to UTC.
+
+    Of the hour that clocks show twice in autumn, the first is taken. The hour that they skip in
+    spring becomes its end: 02:30 becomes 03:00.
+
+    Args:
+        seconds: [n] what the clock shows, as seconds since 1970-01-01 00:00 on that clock, or NaN.
+        timezone: name of the zone, such as ``Europe/Oslo``.
+
+    Returns:
+        [n] seconds since 1970 in UTC, or NaN.
+
+    Raises:
+        UsageError: if there is no such zone.
+    """
+    # Only the offset of whole seconds is subtracted, so that fractions of a second are kept. pandas
+    # asks for each time whether it is the first (True) or second where clocks show it twice.
+    clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
+    is_first = np.ones(len(clock), dtype=bool)
+    try:
+        local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
+    except KeyError as error:  # how pandas says that there is no such zone
+        raise UsageError(
+            f"timezone: found {shown(timezone)}, expected a zone such as Europe/Oslo"
+        ) from error
+    utc = local.dt.tz_convert(None)
+    return seconds - (clock - utc).dt.total_seconds().to_numpy()
 
 
 def _read_epoch_texts(numbers: Any, name: str, unit: str | None) -> tuple[np.ndarray, str]:
@@ -157,7 +197,7 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
 
 
 def _read_dates(
-    column: pa.ChunkedArray, name: str, date_format: str | None
+    column: pa.ChunkedArray, name: str, date_format: str | None, timezone: str | None
 ) -> tuple[np.ndarray, str]:
     """Read a column of text as dates, by parsing each different text once.
 
@@ -165,6 +205,7 @@ def _read_dates(
         column: [rows] strings, null where a cell is empty.
         name: name of the column, for messages.
         date_format: form for strptime; None for ISO dates and dates such as 31/12/2024.
+        timezone: zone of dates that name none; None for UTC.
 
     Returns:
         [rows] float64 seconds since 1970, NaN where a cell is no date; and the form in words.
@@ -183,6 +224,10 @@ def _read_dates(
         iso = _parse_dates(pc.if_else(pc.match_substring_regex(texts, _ISO), texts, ""), "ISO8601")
         others, form = _parse_days_and_months(texts, name)
         seconds = np.where(np.isnan(iso), others, iso)
+
+    if timezone:  # dates without a zone were read as if in UTC
+        has_zone = pc.match_substring_regex(texts, _WITH_ZONE).to_numpy(zero_copy_only=False)
+        seconds = np.where(has_zone, seconds, _convert_clock(seconds, timezone))
 
     # an empty cell gets the number after the last text, where a NaN is appended to the times
     numbers = encoded.indices.fill_null(len(texts)).to_numpy()
