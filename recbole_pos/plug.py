@@ -1,4 +1,4 @@
-"""Everything that this package changes in RecBole 1.2.0.
+"""Everything that this package changes in RecBole 1.2.x.
 
 Each function below is one change; its docstring says what it is for. The import hook at the end of
 this file applies it when its module of RecBole is imported, or at once if that was imported before.
@@ -161,6 +161,30 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
                 table[field] = pd.Series(cells, column.index, dtype=object)
             else:
                 table[field] = column.fillna(0 if kind == "token" else column.mean())
+
+
+@wrap_function("recbole.evaluator.collector", "Collector.get_data_struct")
+def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
+    """Return what RecBole's Collector has gathered for an evaluation, plain numbers included.
+
+    RecBole 1.2.1 calls ``.cpu()`` on every value to move it off the GPU, and so fails on a plain
+    number. Plain numbers are taken out before RecBole's method runs, and put back afterwards.
+
+    Args:
+        get_data_struct: RecBole's method, which returns a copy of the gathered values.
+        self: the ``recbole.evaluator.collector.Collector``.
+    """
+    collected = self.data_struct._data_dict  # name -> tensor or number
+    plain = {key: value for key, value in collected.items() if not hasattr(value, "cpu")}
+    for key in plain:
+        del collected[key]
+
+    struct = get_data_struct(self)
+
+    # Both the result for the metrics and the Collector itself get the plain numbers back.
+    struct._data_dict.update(plain)
+    collected.update(plain)
+    return struct
 
 
 @wrap_function("recbole.model.general_recommender.pop", "Pop.__init__")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from recbole.trainer import Trainer
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.errors import CheckpointError
+from recbole_pos.plug import keep_plain_values
 
 # RecBole's default load_col leaves the time field out for its own models
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
@@ -120,6 +123,20 @@ def test_nothing_of_a_file_is_run() -> None:
 
 
 # --- the fixes that RecBole needs ---
+
+
+def test_plain_numbers_are_kept_where_recbole_1_2_1_moves_every_value_to_the_cpu() -> None:
+    def get_data_struct(collector: Any) -> Any:
+        values = collector.data_struct._data_dict
+        for key in values:
+            values[key] = values[key].cpu()
+        return copy.deepcopy(collector.data_struct)
+
+    values = {"data.num_items": 7, "rec.topk": torch.ones(2)}
+    collector = SimpleNamespace(data_struct=SimpleNamespace(_data_dict=values))
+    struct = keep_plain_values(get_data_struct, collector)
+    assert struct._data_dict.keys() == values.keys()
+    assert struct._data_dict["data.num_items"] == values["data.num_items"] == 7
 
 
 def test_a_fresh_process_is_left_as_it_was() -> None:
