@@ -16,7 +16,6 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.config.metrics import register_metric as register_metric
-    from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.folder import Result as Result
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
     from recbole_pos.referee.audit import audit as audit
+    from recbole_pos.referee.split import Dataset as Dataset
     from recbole_pos.referee.split import split as split
     from recbole_pos.serve.export import export as export
     from recbole_pos.serve.fit import fit as fit
@@ -47,8 +47,8 @@ plug.install()
 
 _MODULES = {
     **dict.fromkeys(("attach", "evaluate", "run", "update"), "recbole_pos.experiment.run"),
-    **dict.fromkeys(("convert", "Dataset"), "recbole_pos.conversion.convert"),
-    "split": "recbole_pos.referee.split",
+    "convert": "recbole_pos.conversion.convert",
+    **dict.fromkeys(("Dataset", "split"), "recbole_pos.referee.split"),
     "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",
     **dict.fromkeys(("fit", "load"), "recbole_pos.serve.fit"),

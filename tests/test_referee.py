@@ -211,19 +211,24 @@ def test_every_format_says_the_same(requests: Requests, tmp_path: Path) -> None:
     shuffled = long.sample(frac=1, random_state=0)
     by_score = shuffled.drop(columns="rank")
     lists = pd.DataFrame({"request": names, "items": [[f"i{i}" for i in row] for row in items]})
+    run = {name: {f"i{i}": -n for n, i in enumerate(row)} for name, row in zip(names, items)}  # noqa: B905
     sources: dict[str, Any] = {
         "RePlay": by_score.rename(columns={"user_id": "query_id", "score": "rating"}),
         "order of rows": long[["user_id", "item_id"]],
         "polars": pl.from_pandas(shuffled),
         "arrow": pl.from_pandas(lists).to_arrow(),
         "categories": shuffled.astype({"user_id": "category", "item_id": "category"}),
-        "ranx": by_score.set_axis(["q_id", "doc_id", "score"], axis=1),
+        "frame of ranx": by_score.set_axis(["q_id", "doc_id", "score"], axis=1),
+        "ranx": run,
     }
-    for name in ("long.parquet", "long.csv", "long.tsv"):
+    for name in ("long.parquet", "long.csv", "long.tsv", "run.json", "run.trec"):
         sources[name] = tmp_path / name
     shuffled.to_parquet(tmp_path / "long.parquet")
     by_score.to_csv(tmp_path / "long.csv", index=False)
     shuffled.to_csv(tmp_path / "long.tsv", index=False, sep="\t")
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    lines = [f"{r.user_id} Q0 {r.item_id} 0 {r.score} tag\n" for r in shuffled.itertuples()]
+    (tmp_path / "run.trec").write_text("".join(lines))
     want = judge(open_predictions(long), requests)
     assert (want.ranks < length).any()
     for name, source in sources.items():
@@ -240,7 +245,7 @@ def test_own_lists_come_back_as_the_own_table(
     kept = pd.read_parquet(run / "test_ranks.parquet")
     options = {**SPLITS["by time"], "mask_history": True}
     requests = make_requests(split("tiny", data_path=str(tiny), **options).dataset)
-    for suffix in ("parquet", "csv"):
+    for suffix in ("parquet", "csv", "run", "json"):
         file = write_lists(run, tmp_path / f"lists.{suffix}", k=30)
         judgement = judge(open_predictions(file), requests)
         table = requests.make_rank_table(judgement.ranks)
@@ -271,6 +276,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "other names": (lambda f: f.assign(user_id="x"), "no request: it has names such as 'x'"),
     "nothing": (lambda f: f[:0], "it has no row"),
     "other split": (lambda f: f.assign(split="0123"), "made for another split"),
+    "a dict that is no ranx run": (lambda f: {"a": 3.0}, "expected a run as ranx writes it"),
 }
 
 
@@ -300,7 +306,7 @@ def test_bad_files_are_named(requests: Requests, tiny: Path, tmp_path: Path) -> 
 
 def test_a_dataset_of_a_frame_is_split() -> None:
     data = recbole_pos.Dataset.from_frame(make_log())
-    parts = split(data, eval_args={"split": {"LS": "test_only"}})
+    parts = data.split(eval_args={"split": {"LS": "test_only"}})
     assert len(parts.train) + len(parts.test) == len(make_log()) and not len(parts.valid)
     with pytest.raises(UsageError, match="has no valid targets"):
         parts.get_requests("valid")

@@ -331,3 +331,19 @@ def test_wrong_splits_are_refused(kind: str) -> None:
 def test_wrong_options_of_splits_are_refused(split: Any, fraction: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         split_of(FIVE, eval_args(split), fraction)
+
+
+def test_a_random_order_moves_equal_times_only() -> None:
+    user = torch.arange(200) % 9
+    times = torch.arange(200, dtype=torch.float64) // 30
+
+    def sort(seed: int | None) -> torch.Tensor:
+        columns = {"u": user, "i": torch.arange(200), "t": times}
+        log, _ = sort_interactions(columns, 9, "u", "i", "t", tie_seed=seed)
+        assert (np.diff(times[log.items])[np.diff(log.users) == 0] >= 0).all()
+        assert torch.equal(log.users, user[log.items]) and len(log.items.unique()) == 200
+        return log.items
+
+    file, one, again, other = map(sort, (None, 1, 1, 2))
+    assert torch.equal(one, again)
+    assert not any(torch.equal(*pair) for pair in ((one, other), (one, file), (other, file)))

@@ -60,7 +60,7 @@ def read(folder: Path, name: str, model: str = "PosSASRec", **options: Any) -> A
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("columns", {"item_inter_num_interval": "[15,inf)", "rm_copies": True}),
-    ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}}}),
+    ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
     ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),
     ("parts", {"benchmark_filename": ["train", "test"], "eval_args": {"ties": "drop"}}),
 ]

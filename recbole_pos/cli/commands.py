@@ -359,7 +359,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Score the lists of any system on the targets of a split.
 
-    Parquet, csv and tsv: user, item and score or rank; or a list for each user.
+    Parquet, csv, TREC runs and ranx json: user, item and score or rank; or a list for each user.
     Everything wrong with the lists is counted. With --runs there are differences with intervals.
     """
     from recbole_pos.reporter import Reporter
@@ -394,7 +394,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 @Command.register(
     "lists",
     _RUN_DIR,
-    option("--out FILE", "a .parquet or .csv file", required=True),
+    option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
     option("-k N", "items of a list (100, or all items if there are fewer)"),
     _PART,
     *_DATA_PATH_AND_PLUGINS,
@@ -402,7 +402,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 def _lists(args: argparse.Namespace) -> None:
     """Write what a run recommends at the targets that it is tested on.
 
-    The lists that its metrics are made of, for other tools and `recbole-pos score`.
+    The lists that its metrics are made of, for ranx, trec_eval and `recbole-pos score`.
     """
     from recbole_pos.referee.predictions import write_lists
 

@@ -15,7 +15,7 @@ from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.options import Option, find_inner
-from recbole_pos.data.targets import check_given_parts
+from recbole_pos.data.targets import check_given_parts, read_tie_seed
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, PARTIAL_LOSSES, is_on_our_base
 from recbole_pos.values import check_choice, nearest, shown, to_plain
@@ -192,9 +192,11 @@ def _check_data(config: dict[str, Any]) -> None:
     eval_args = config["eval_args"]
 
     # The split. ``benchmark_filename`` names files of parts that the user has split already;
-    # check_given_parts raises if ``eval_args.split`` is given as well.
+    # check_given_parts raises if ``eval_args.split`` is given as well. read_tie_seed raises for a
+    # wrong value of ``ties``.
     if config["benchmark_filename"] is not None:
         check_given_parts(config["benchmark_filename"], eval_args["split"])
+    read_tie_seed(eval_args["ties"])
 
     # The ranking. RecBole's ``mode`` says which items are ranked in validation and test. It is one
     # value for both, such as "full", or a mapping with one for each.

@@ -161,10 +161,9 @@ def sort_interactions(
     time_field: str,
     storage: Storage | None = None,
     given_part: np.ndarray | None = None,
+    tie_seed: int | None = None,
 ) -> tuple[EventLog, np.ndarray]:
     """Sort the columns of a table of interactions by user and time, and return them as a log.
-
-    A user's interactions at the same time stay in the order of the file.
 
     Args:
         fields: the columns in file order. They are taken out one by one, so that ``fields`` is
@@ -175,6 +174,8 @@ def sort_interactions(
         storage: space for the sorted columns; memory if None.
         given_part: [interactions] TRAIN, VALID or TEST in file order, if there is a file for each
             part: a user's interactions are then sorted by part before they are by time.
+        tie_seed: seed of a random order of a user's interactions at the same time; with None they
+            stay in the order of the file.
 
     Returns:
         log: the sorted interactions.
@@ -185,7 +186,15 @@ def sort_interactions(
 
     # Find the order. User u gets the rows offsets[u] up to offsets[u + 1].
     users, times = fields[user_field].numpy(), fields[time_field].numpy()
-    order, offsets = sort_by_user(users, times, given_part, num_users, storage)
+    if tie_seed is None:
+        order, offsets = sort_by_user(users, times, given_part, num_users, storage)
+    else:
+        # Shuffle all rows first: the sort moves only rows that differ in user, part or time, so
+        # that ties stay shuffled.
+        rows = np.random.default_rng(tie_seed).permutation(len(users))
+        part = None if given_part is None else given_part[rows]
+        order, offsets = sort_by_user(users[rows], times[rows], part, num_users, storage)
+        order = rows[order]
     del users, times  # so that no name holds a column that is taken out below
     # Return freed memory to the system: the sort leaves 200 MB of gaps at 20 million interactions.
     trim_heap()

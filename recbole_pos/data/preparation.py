@@ -21,7 +21,7 @@ from recbole_pos.data.filters import filter_by_counts, filter_rows, require_rows
 from recbole_pos.data.identity import Vocabulary, divide_interactions, keep_known_rows
 from recbole_pos.data.interactions import CHUNK_INTERACTIONS, sort_interactions, wrap_read_only
 from recbole_pos.data.loading import Tables, key_fields, list_files, read_tables
-from recbole_pos.data.targets import find_selected, make_split
+from recbole_pos.data.targets import find_selected, make_split, read_tie_seed
 from recbole_pos.tables.storage import Storage
 from recbole_pos.values import Options
 
@@ -106,6 +106,7 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
         time_field,
         storage=storage,
         given_part=given_part,
+        tie_seed=read_tie_seed(config["eval_args"]["ties"]),
     )
     if given_part is not None:
         given_part = given_part[order]

@@ -4,12 +4,14 @@ The protocol of Gusak et al., "Time to Split", 2025, over any split of ``splits.
 ``benchmark_filename``: every held-out interaction is a target, or one per user and phase.
 
 A dataset does not show the order of a user's interactions at the same time. With the option
-``eval_args.ties: file`` it is that of the file, as in RecBole. With ``drop`` the targets that
-depend on it are left out: on MovieLens-100K and Amazon Beauty those of four users in ten.
+``eval_args.ties: file`` it is that of the file, as in RecBole; with ``random(SEED)`` it is random.
+With ``drop`` the targets that depend on it are left out: on MovieLens-100K and Amazon Beauty those
+of four users in ten.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +117,23 @@ class LaterTargets:
         found = self.target_rows[places.clamp(max=len(self.target_rows) - 1)]
         exists &= self.users[found] == self.users[rows][:, None]
         return self.items[found], self.weights.where(exists, 0.0)
+
+
+def read_tie_seed(ties: str) -> int | None:
+    """Return the seed in ``random(SEED)``, a value of ``eval_args.ties``; None for file and drop.
+
+    Raises:
+        UsageError: for another value.
+    """
+    if ties in ("file", "drop"):
+        return None
+    match = re.fullmatch(r"random\((\d{1,9})\)", ties)
+    if match is None:
+        raise UsageError(
+            "eval_args.ties: expected file, drop or random(SEED), such as random(7); found "
+            f"{shown(ties)}"
+        )
+    return int(match[1])
 
 
 def find_selected(

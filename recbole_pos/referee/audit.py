@@ -27,6 +27,7 @@ SPLITS: dict[str, dict[str, Any]] = {  # name -> option ``eval_args``
     "by time": {"split": {"GT": [0.8, 0.9]}},
 }
 BASELINES = ("Pop", "TransitionGraph")
+_RANDOM_ORDERS = ("random(1)", "random(2)", "random(3)")  # values of ``eval_args.ties``
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Audit:
         num_interactions, num_users, num_items: size of the dataset.
         num_targets: split -> number of test targets.
         counts: fact -> split -> number of test targets that it is true for.
-        levels: baseline -> split -> NDCG@10 of the test targets.
+        levels: baseline -> split -> NDCG@10 of the test targets, with the order of the file first.
+            If targets of the first split are at a tie, it has those with some random orders, too.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Audit:
     num_items: int
     num_targets: Mapping[str, int]
     counts: Mapping[str, Mapping[str, int]]
-    levels: Mapping[str, Mapping[str, float]]
+    levels: Mapping[str, Mapping[str, Sequence[float]]]
 
     def __str__(self) -> str:
         """The page in markdown: a table, and what its lines mean."""
@@ -85,8 +87,15 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         requests_by_split[name] = make_requests(read_split_data(dataset, config_files, given))
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
 
-    # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
+    # Interactions of the same time have no order by themselves, so they keep that of the file. If
+    # there are such targets, random orders show how much depends on it. Each takes a run of each
+    # baseline, so only the first split has them: "as given", or leave-one-out.
     first_split = next(iter(splits))
+    orders = {name: [split] for name, split in splits.items()}
+    if counts[first_split]["targets at a tie"]:
+        orders[first_split] += [{**splits[first_split], "ties": ties} for ties in _RANDOM_ORDERS]
+
+    # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
     first_dataset = requests_by_split[first_split].dataset
     return Audit(
         name=str(first_dataset.dataset_name),
@@ -97,7 +106,7 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         counts={
             fact: {name: counts[name][fact] for name in splits} for fact in counts[first_split]
         },
-        levels=_measure_baselines(dataset, config_files, options, splits),
+        levels=_measure_baselines(dataset, config_files, options, orders),
     )
 
 
@@ -136,8 +145,8 @@ def _measure_baselines(
     dataset: Any,
     config_files: Sequence[str | Path],
     options: Mapping[str, Any],
-    splits: Mapping[str, Any],
-) -> dict[str, dict[str, float]]:
+    orders: Mapping[str, Sequence[dict[str, Any]]],
+) -> dict[str, dict[str, list[float]]]:
     """Train and test two baselines on every split of a dataset.
 
     Args:
@@ -145,18 +154,21 @@ def _measure_baselines(
         config_files: yaml files of options.
         options: options of the data, which win over files. Without ``mask_history`` among them,
             items of the user's past are ranked, too.
-        splits: name of each split -> option ``eval_args``, which says how it is made, such as
-            {"by time": {"split": {"GT": [0.8, 0.9]}}}.
+        orders: name of each split -> option ``eval_args`` of one or several runs, which says how it
+            is made, such as {"by time": [{"split": {"GT": [0.8, 0.9]}}]}; several differ in the
+            order of interactions at the same time.
 
     Returns:
-        Baseline -> name of each split -> NDCG@10 of the test targets.
+        Baseline -> name of each split -> NDCG@10 of the test targets in each of these runs.
     """
     name, files = read_dataset_name(dataset), [os.fspath(file) for file in config_files]
-    levels: dict[str, dict[str, float]] = {model: {} for model in BASELINES}
-    for model, (split_name, split) in itertools.product(BASELINES, splits.items()):
-        given = {"mask_history": False, **options, "eval_args": split}
-        home = TemporaryFolder()  # for the output of the run; it is deleted with this object
-        result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
-        assert result is not None and result.test is not None  # one process; there are targets
-        levels[model][split_name] = result.test["ndcg@10"]
+    levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
+    for model, split_name in itertools.product(BASELINES, orders):
+        levels[model][split_name] = []
+        for eval_args in orders[split_name]:
+            given = {"mask_history": False, **options, "eval_args": eval_args}
+            home = TemporaryFolder()  # for the output of the run; it is deleted with this object
+            result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
+            assert result is not None and result.test is not None  # one process; there are targets
+            levels[model][split_name].append(result.test["ndcg@10"])
     return levels

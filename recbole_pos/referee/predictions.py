@@ -1,14 +1,15 @@
 """Lists of recommended items: those of any system are read, and those of a trained run written.
 
-:class:`Predictions` are the rows of a file (parquet, csv, tsv) or of a frame, which are read in
-blocks and more than once, so that a file need not fit into memory. :func:`write_lists` writes the
-lists that the metrics of a run are made of, in the same form.
+:class:`Predictions` are the rows of a file (parquet, csv, tsv, TREC run, ranx json) or of a frame,
+which are read in blocks and more than once, so that a file need not fit into memory; only json is
+read whole. :func:`write_lists` writes the lists that the metrics of a run are made of.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,10 @@ ITEM_COLUMNS = ("item_id", "item", "items", "item_idx", "iid", "doc_id", "docid"
 SCORE_COLUMNS = ("score", "rating", "relevance", "prediction")
 RANK_COLUMNS = ("rank",)
 SPLIT_COLUMN = "split"  # digest of the split that predictions were made for
+# Columns of a TREC run, ``ann Q0 item7 1 0.9 tag``, which has no line of names. Its ranks, here
+# ``place``, are not read: it is sorted by its scores, as trec_eval does.
+_TREC_COLUMNS = ["request", "q0", "item", "place", "score", "tag"]
+_SUFFIXES = (".parquet", ".csv", ".run", ".trec", ".json")  # of files that are written
 _LENGTH = 100  # items of a list of a run by default
 # Of RecBole's metrics, one that makes the evaluation keep the best items of each target.
 _KEEPS_ITEMS = "ItemCoverage"
@@ -221,7 +226,7 @@ def open_predictions(source: Any) -> Predictions:
     A file is not read here but when rows are asked for, and from its beginning each time.
 
     Args:
-        source: a path; or a frame of pandas, polars, pyarrow or DuckDB.
+        source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a ranx run as a dict.
 
     Raises:
         UsageError: if there is no such file, or the object is no frame.
@@ -233,29 +238,56 @@ def open_predictions(source: Any) -> Predictions:
         if not path.is_file():
             raise UsageError(f"{path} is not a file of predictions, or is not there")
         return Predictions(str(path), lambda: _read_file(path))
-    table = _convert_frame(source)
+    is_ranx = isinstance(source, Mapping)
+    table = _convert_frame(_convert_ranx(source) if is_ranx else source)
     return Predictions("predictions", lambda: table.to_batches(max_chunksize=_BLOCK_ROWS))
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks: parquet, or csv or tsv with a first line of names."""
+    """Yield the rows of a file in blocks: parquet, ranx json, csv or tsv with names, or a TREC run.
+
+    A TREC run is recognised by a first line of six words, of which the second is Q0.
+    """
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path) as parquet_file:
             yield from parquet_file.iter_batches(_BLOCK_ROWS)
         return
+    if path.suffix == ".json":
+        run = json.loads(path.read_bytes())
+        yield from _convert_frame(_convert_ranx(run)).to_batches(max_chunksize=_BLOCK_ROWS)
+        return
 
-    # Tell the separator and the names of the columns from the first line, which is then skipped.
+    # Tell the separator and the names of the columns from the first line, which is then skipped
+    # unless it is a row of a TREC run.
     with open(path, encoding="utf-8-sig") as file:
         first_line = file.readline()
-    delimiter = "\t" if "\t" in first_line else ","
+    words = first_line.split()
+    is_trec = len(words) == len(_TREC_COLUMNS) and words[1].upper() == "Q0"
+    delimiter = "\t" if "\t" in first_line else " " if is_trec else ","
     names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
+    if is_trec:
+        names = _TREC_COLUMNS
     yield from csv.open_csv(
         path,
-        csv.ReadOptions(column_names=names, skip_rows=1, block_size=_BLOCK_BYTES),
+        csv.ReadOptions(column_names=names, skip_rows=0 if is_trec else 1, block_size=_BLOCK_BYTES),
         csv.ParseOptions(delimiter=delimiter),
         # names stay as they are written: 007 is not 7
         csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
+
+
+def _convert_ranx(run: Any) -> pd.DataFrame:
+    """Return a ranx run as a frame with a row for each request and item.
+
+    ``{"ann": {"x": 2.0, "y": 1.0}}`` gives the rows (ann, x, 2.0) and (ann, y, 1.0).
+
+    Raises:
+        UsageError: if it is none.
+    """
+    if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
+        raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
+    rows = [(request, *entry) for request, scores in run.items() for entry in scores.items()]
+    return pd.DataFrame(rows, columns=["request", "item", "score"])
 
 
 def _convert_frame(frame: Any) -> pa.Table:
@@ -296,7 +328,7 @@ def write_lists(
 
     Args:
         run_dir: the folder of a run.
-        file: path of a .parquet or .csv file.
+        file: path of a .parquet, .csv, .run or .trec (TREC run) or .json (ranx) file.
         k: items of a list, see :func:`compute_lists`.
         part: test or valid.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
@@ -308,15 +340,26 @@ def write_lists(
         UsageError: if the suffix of the file is another, or ``k`` is more than there are items.
     """
     file = Path(file)
-    if file.suffix not in (".parquet", ".csv"):
-        raise UsageError(f"{file}: expected a name that ends in .parquet or .csv")
+    if file.suffix not in _SUFFIXES:
+        raise UsageError(f"{file}: expected a name that ends in {', '.join(_SUFFIXES)}")
     lists = compute_lists(run_dir, k, part, data_path)
 
+    # Readers of ranx and TREC runs sort by scores: the first of K items gets K, the last one 1.
+    scores = lists["rank"].max() + 1 - lists["rank"]
     # atomic_write opens a file that gets its name when the block has ended.
-    is_parquet = file.suffix == ".parquet"
-    with atomic_write(file, text=not is_parquet) as unfinished:
-        write = lists.to_parquet if is_parquet else lists.to_csv
-        write(unfinished, index=False)
+    with atomic_write(file, text=file.suffix != ".parquet") as unfinished:
+        if file.suffix == ".parquet":
+            lists.to_parquet(unfinished, index=False)
+        elif file.suffix == ".csv":
+            lists.to_csv(unfinished, index=False)
+        elif file.suffix == ".json":
+            run: dict[str, dict[str, float]] = {}
+            for request, item, score in zip(lists["request"], lists["item"], scores, strict=True):
+                run.setdefault(request, {})[item] = float(score)
+            json.dump(run, unfinished)
+        else:
+            trec = lists.assign(q0="Q0", place=lists["rank"], score=scores, tag="recbole-pos")
+            trec.to_csv(unfinished, columns=_TREC_COLUMNS, sep=" ", header=False, index=False)
     return file
 
 

@@ -25,6 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pyarrow import parquet
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.conversion import convert
 from recbole_pos.data.loading import read_dataset_name
 from recbole_pos.data.protocol import describe_candidates, find_excluded_items, masks_history
 from recbole_pos.data.splits import PHASES
@@ -365,6 +366,15 @@ def split(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         options: options of the data, such as ``eval_args``, ``mask_history`` and ``data_path``.
     """
     return DataSplit(read_split_data(data, config_files, options), source=data)
+
+
+class Dataset(convert.Dataset):
+    # The public class: that of convert.py, which knows no models, with the one method that does.
+    __doc__ = convert.Dataset.__doc__
+
+    def split(self, config_files: Sequence[str | Path] = (), **options: Any) -> DataSplit:
+        """Split the dataset as :func:`recbole_pos.split` does, with the same arguments."""
+        return split(self, config_files, **options)
 
 
 def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:
