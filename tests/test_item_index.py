@@ -94,7 +94,7 @@ def test_with_all_lists_it_is_the_exact_search(run: Path) -> None:
         {"k": 150},  # longer than the lists by which recall is measured
     ):
         assert_same(approximate.recommend(**options), exact.recommend(**options))
-    histories = [["i1", "i2"], ["i1"], []]
+    histories = [{"items": ["i1", "i2"], "allowed": ["i7", "i8"]}, {"items": ["i1"]}, []]
     assert_same(approximate.recommend(histories=histories), exact.recommend(histories=histories))
 
 

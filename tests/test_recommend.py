@@ -203,6 +203,32 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
             items(**given)
 
 
+def test_a_history_may_have_lists_of_its_own(torope: Recommender) -> None:
+    """Beside those of the request, for the most popular items too, with reasons and in any form."""
+    every = torope.recommend(histories=[BASKET], k=40, exclude_seen=False)["item"].tolist()
+    histories = [
+        {**BASKET, "id": "all", "allowed": None, "excluded": None},
+        {**BASKET, "id": "some", "allowed": ["i9", "new", "i3", "i4"], "excluded": ["i4"]},
+        {**BASKET, "id": "rest", "excluded": [*every[:2], "new"]},
+        {"id": "popular", "items": [], "times": [], "allowed": ["i4"]},
+        {**BASKET, "id": "none", "allowed": ["new"]},
+    ]
+    expected = {
+        "all": [item for item in every if item != "i5"],
+        "some": [item for item in every if item in ("i9", "i3")],
+        "rest": [item for item in every[2:] if item != "i5"],
+        "popular": ["i4"],
+    }
+    for given in (histories, pa.Table.from_pylist(histories), pd.DataFrame(histories)):
+        found = torope.recommend(histories=given, k=40, exclude_seen=False, excluded=["i5"])
+        assert found.groupby("id")["item"].agg(list).to_dict() == expected
+    alone = {"allowed": ["i9", "i3"], "because": 2}
+    pd.testing.assert_frame_equal(
+        torope.recommend(histories=histories[1:2], because=2),
+        torope.recommend(histories=[{**BASKET, "id": "some"}], **alone),
+    )
+
+
 def test_scores_are_products_of_vectors(torope: Recommender) -> None:
     names, vectors = torope.item_vectors()
     state = torope.encode([BASKET, {"items": []}])

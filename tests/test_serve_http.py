@@ -90,12 +90,17 @@ def direct(run_dir: Path) -> Recommender:
 
 
 def test_answers_are_those_of_the_library(ask: Ask, direct: Recommender) -> None:
-    history = [{"id": "a", "items": ["i1", "i2", "new"]}, {"id": 7, "items": []}]
+    allowed = ["i4", "i9", "i5", "new"]
+    history = [
+        {"id": "a", "items": ["i1", "i2", "new"], "allowed": allowed},
+        {"id": 7, "items": [], "excluded": ["i9"]},
+    ]
     asked = {"histories": history, "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
     status, found = ask("/recommend", asked)
     assert status == 200
     answers = [(x["id"], x["by"], x["unknown"]) for x in found["recommendations"]]
     assert answers == [("a", "model", 1), (7, "popularity", 0)]
+    assert set(found["recommendations"][0]["items"]) == {"i4", "i9", "i5"}
     assert_same(found["recommendations"], direct, asked)
     asked = {"users": ["u7", "u3", "u7"], "allowed": ["i1", "i2", "i3", 4], "excluded": ["i2"]}
     status, found = ask("/recommend", asked)

@@ -102,6 +102,8 @@ class History(BaseModel, extra="forbid"):
     at: Moment | None = Bounds(None, description="time of the request")
     events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
     user: dict[str, Any] | None = Bounds(None, description="by field, a value")
+    allowed: list[Name] | None = Bounds(None, description="items to choose from, of this history")
+    excluded: list[Name] | None = Bounds(None, description="items to leave out, of this history")
 
     @model_validator(mode="before")
     @classmethod
@@ -226,9 +228,24 @@ def read_histories(
         features=_read_features(rows, fields, lengths),
     )
 
+    # A history without names to choose from, or with an empty list of them, may get any item; one
+    # with unknown names only gets nothing.
+    if any(row.allowed for row in rows):
+        allowed = [_find_ids(row.allowed, item_ids) if row.allowed else None for row in rows]
+        packed = replace(packed, allowed=allowed)
+    if any(row.excluded for row in rows):
+        excluded = [_find_ids(row.excluded or [], item_ids) for row in rows]
+        packed = replace(packed, excluded=excluded)
+
     # Of a model that needs no times, one history without them leaves them out of all.
     has_times = packed.times is not None and not np.isnan(packed.times).any()
     return packed if has_times else replace(packed, times=None)
+
+
+def _find_ids(names: list[Any], item_ids: Mapping[str, int]) -> Tensor:
+    """Return the ids [n] of those names that are of known items."""
+    ids = [item_ids[str(name)] for name in names if str(name) in item_ids]
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 def _to_table(histories: Any) -> pa.Table | None:

@@ -23,7 +23,7 @@ from recbole_pos.files import atomic_write, digest_file
 from recbole_pos.layers.large_products import Choice, products
 from recbole_pos.serve.explain import BATCH
 from recbole_pos.serve.recommender import Recommender
-from recbole_pos.serve.scorer import find_best_items
+from recbole_pos.serve.scorer import Histories, find_best_items
 from recbole_pos.values import shown
 
 FILE = "index.npz"  # in the folder of the run
@@ -298,18 +298,20 @@ class ItemIndex:
         chosen = (self.recalls >= recall).argmax() if recall < 1 else len(self.recalls) - 1
         self.num_probes, self.recall = int(self.probes[chosen]), float(self.recalls[chosen])
 
-    def can_rank(self, k: int, choice: Choice) -> bool:
+    def can_rank(self, histories: Histories, k: int, choice: Choice) -> bool:
         """Return whether the index may be used for a request; else all items are scored exactly.
 
         It may if the request is like those on which its recall was measured: up to RECALL_AT items
-        for each history, without boosts. At least half of all items must be allowed: scoring fewer
-        takes less time than the index.
+        for each history, without boosts, and without a list of allowed items that a history has for
+        itself. At least half of all items must be allowed: scoring fewer takes less time than the
+        index.
 
         Args:
-            k: number of items for each history.
+            histories: the histories.
+            k: number of items for each.
             choice: the items that may be recommended, and their boosts (``bonus``).
         """
-        is_like_measured = k <= RECALL_AT and choice.bonus is None
+        is_like_measured = k <= RECALL_AT and choice.bonus is None and histories.allowed is None
         return is_like_measured and len(choice.items) >= self.num_items / 2
 
     def find_best(

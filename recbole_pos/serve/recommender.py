@@ -235,11 +235,11 @@ class Recommender(FittedModel):
             users: names of users; by default (and without histories) all with an interaction.
             histories: for each person a list of items, oldest first, or a mapping. It has ``items``
                 and may have ``id``; ``times`` of the items; ``at``, the time of the request;
-                and the features that the model was trained with: ``events``, by field a list with a
-                value for each item, and ``user``, by field one value. A time is a number in the
-                unit of the time field, a date, or text in ISO 8601, in UTC if it names no zone. A
-                DataFrame or an Arrow table with such columns will do, too, and so will a Series of
-                lists, by id.
+                ``allowed`` and ``excluded`` items of this person only; and the features that the
+                model was trained with: ``events``, by field a list with a value for each item, and
+                ``user``, by field one value. A time is a number in the unit of the time field, a
+                date, or text in ISO 8601, in UTC if it names no zone. A DataFrame or an Arrow table
+                with such columns will do, too, and so will a Series of lists, by id.
             k: items per person; fewer if fewer are left to recommend.
             exclude_seen: whether items of the history are excluded; by default as in evaluation.
             allowed: names of the items to choose from, such as those in stock; by default all.
@@ -403,11 +403,10 @@ class Recommender(FittedModel):
         # A ranking has four columns: index of the history, rank, item and score. The first one is
         # empty, so that there is something to concatenate if nothing is recommended.
         rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
-        if len(empty):  # they all get the same items, the most popular ones
-            score, item = self._rank_by_popularity(k, choice)
-            repeated = np.zeros_like(empty)  # row 0 of the ranking, once for each history
-            rankings.append(to_columns(histories.ids, empty, score[repeated], item[repeated]))
-        for rows in _divide(not_empty):  # BATCH at a time
+        for rows in _divide(empty):  # BATCH at a time
+            score, item = self._rank_by_popularity(histories.select(rows), k, choice)
+            rankings.append(to_columns(histories.ids, rows, score, item))
+        for rows in _divide(not_empty):
             score, item = self._rank_by_model(histories.select(rows), k, hides_seen, choice)
             rankings.append(to_columns(histories.ids, rows, score, item))
 
@@ -416,19 +415,25 @@ class Recommender(FittedModel):
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
 
-    def _rank_by_popularity(self, k: int, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+    def _rank_by_popularity(
+        self, histories: Histories, k: int, choice: Choice
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Rank the items by popularity, for histories of which no item is known to the model.
 
         Args:
-            k: number of items; all that may be recommended if there are fewer.
+            histories: b histories, each without interactions.
+            k: number of items for each; all that may be recommended if there are fewer.
             choice: ids of the items that may be recommended. Its boosts are ignored here, since
                 they are made for scores of the model.
 
         Returns:
-            Popularity (share of the training interactions) and item ids, both [1, k].
+            Popularity (share of the training interactions, -inf where no item is left) and item
+            ids, both [b, k].
         """
-        without_boosts = Choice(choice.items)
-        return find_best_items(lambda ids: self.popularity[ids][None], without_boosts, k)
+        # the popularity of each item, once for each history: [b, c] for c ids
+        scores = histories.restrict(lambda ids: self.popularity[ids].repeat(len(histories), 1))
+        barred = histories.list_barred(hides_seen=False)  # only what histories exclude
+        return find_best_items(scores, Choice(choice.items), k, barred)
 
     def _rank_by_model(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
@@ -449,7 +454,7 @@ class Recommender(FittedModel):
         # An approximate index finds the items of the highest scores without scoring all. Boosts and
         # a few other requests are beyond it (`can_rank` is false): they are ranked exactly.
         index = self.scorer.index  # None if the user asked for no index
-        if index is not None and index.can_rank(k, choice):
+        if index is not None and index.can_rank(histories, k, choice):
             return index.find_best(self.scorer.encode(histories), k, choice, barred)
 
         return find_best_items(self.scorer.make_scores(histories), choice, k, barred)

@@ -61,6 +61,9 @@ class Histories:
         users: [b] int64 user ids, where the histories are those of users in the dataset.
         at: [b] float64 times at which recommendations are asked for, NaN if missing; None if all.
         features: features of the interactions and users.
+        allowed: [b] ids of the only items that each history may get, None for one that may get any;
+            None in place of the list if all may.
+        excluded: [b] ids of items that each history may not get; None if there are none at all.
     """
 
     ids: list[Any]
@@ -71,6 +74,8 @@ class Histories:
     users: np.ndarray | None = None
     at: np.ndarray | None = None
     features: Features = field(default_factory=Features)
+    allowed: list[Tensor | None] | None = None
+    excluded: list[Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -159,23 +164,52 @@ class Histories:
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
             features=Features(selected.features.events, users),
+            allowed=None if self.allowed is None else [self.allowed[row] for row in rows],
+            excluded=None if self.excluded is None else [self.excluded[row] for row in rows],
         )
 
     def list_barred(self, hides_seen: bool) -> tuple[Tensor, Tensor]:
         """List the items that may not be recommended, as p pairs of a history and an item.
 
+        These are the items that a history excludes and, if seen items are hidden, its own.
+
         Args:
-            hides_seen: whether the items of a history are not recommended to it again; otherwise
-                there are no pairs.
+            hides_seen: whether the items of a history are not recommended to it again.
 
         Returns:
             Index of the history [p] and id of the item [p], both int64.
         """
-        if not hides_seen:
-            nothing = torch.empty(0, dtype=torch.int64)
-            return nothing, nothing
-        rows = np.repeat(np.arange(len(self)), self.lengths)
-        return torch.from_numpy(rows), torch.from_numpy(self.items)
+        rows = items = torch.empty(0, dtype=torch.int64)
+        if hides_seen:
+            rows = torch.from_numpy(np.repeat(np.arange(len(self)), self.lengths))
+            items = torch.from_numpy(self.items)
+        if self.excluded is not None:  # the lists [7, 8] and [9] are of the histories 0, 0 and 1
+            lengths = torch.tensor([len(ids) for ids in self.excluded])
+            rows = torch.cat((rows, torch.arange(len(self)).repeat_interleave(lengths)))
+            items = torch.cat((items, *self.excluded))
+        return rows, items
+
+    def restrict(self, scores: Scores) -> Scores:
+        """Return a scoring function that gives -inf to items that a history may not choose from.
+
+        If the second of two histories may only get the item 3, the scores of the items [2, 3]
+        change from [[5, 6], [7, 8]] to [[5, 6], [-inf, 8]].
+
+        Args:
+            scores: function from c item ids to the scores [b, c] of these items after b histories.
+        """
+        if self.allowed is None:
+            return scores
+        allowed_lists = self.allowed
+
+        def score_allowed(items: Tensor) -> Tensor:
+            found = scores(items)
+            for row, allowed in enumerate(allowed_lists):
+                if allowed is not None:
+                    found[row, ~torch.isin(items, allowed)] = -torch.inf
+            return found
+
+        return score_allowed
 
     def keep_newest(self, limit: int) -> Histories:
         """Return the histories cut to their ``limit`` newest interactions."""
@@ -298,18 +332,20 @@ class Scorer:
             histories: the histories, none of which may be empty.
 
         Returns:
-            Function from c item ids to float scores [b, c] on the CPU. Models that score by
-            products of vectors compute only these; others have scored all items already.
+            Function from c item ids to float scores [b, c] on the CPU, -inf for items that a
+            history may not choose from. Models that score by products of vectors compute only
+            these; others have scored all items already.
         """
         # ``vectors`` are those of the items; None if the model scores otherwise. Then RecBole's
         # ``full_sort_predict`` scores all items, and ``require_scores`` returns the result as [b,
         # items], or refuses one that has other sizes.
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
-            return lambda items: products(states, vectors, items).cpu()  # of these ids only
+            # of these ids only
+            return histories.restrict(lambda items: products(states, vectors, items).cpu())
         found = self.model.full_sort_predict(self.make_rows(histories))  # of all items, by id
         scores = require_scores(found, len(histories), self.num_items, self.model).cpu()
-        return lambda items: scores[:, items]
+        return histories.restrict(lambda items: scores[:, items])
 
     def encode(self, histories: Histories) -> Tensor:
         """Return the vector of each history whose products with item vectors are the scores.
