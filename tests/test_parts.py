@@ -98,15 +98,18 @@ def test_histories_of_parquet(run: Path, tmp_path, refused) -> None:
     refused(words, "parts are read from parquet")
 
 
+def start(run: Path, out: Path, *more: Any) -> subprocess.Popen:
+    words = [sys.executable, "-m", "recbole_pos", *command(run, out, *more)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
 @pytest.mark.parametrize("victim", ["worker", "command"])
 def test_after_a_kill_the_same_command_writes_the_rest(
     run: Path, whole: Path, tmp_path: Path, victim: str
 ) -> None:
     """What is written stays, and no process is left."""
     one_user_each = ("--part_rows", 1)
-    words = [sys.executable, "-m", "recbole_pos"]
-    words += command(run, tmp_path, *one_user_each, "--workers", 2)
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = start(run, tmp_path, *one_user_each, "--workers", 2)
     try:
         wait(lambda: process.poll() is not None or contents(tmp_path))
         children = psutil.Process(process.pid).children(recursive=True)
@@ -131,3 +134,38 @@ def test_after_a_kill_the_same_command_writes_the_rest(
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert not list(tmp_path.glob(".part*"))
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path), pd.read_parquet(whole))
+
+
+@pytest.mark.long
+def test_a_machine_of_the_cluster_is_lost(run: Path, whole: Path, tmp_path: Path, no_ray) -> None:
+    """Its parts are written by the other one."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        process = start(run, tmp_path, "--part_rows", 1, "--address", cluster.address)
+        wait(lambda: process.poll() is not None or contents(tmp_path))
+        cluster.remove_node(node, allow_graceful=False)
+        error = process.communicate()[1]
+        assert process.returncode == 0, error
+    finally:
+        cluster.shutdown()
+    assert len(contents(tmp_path)) == USERS
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path), pd.read_parquet(whole))
+
+
+def test_tasks_of_a_cluster(
+    run: Path, whole: Path, tmp_path, cluster, monkeypatch, refused
+) -> None:
+    """Processes of Ray write the parts, which are not in Ray's store; their errors are one line."""
+    import ray
+
+    monkeypatch.setattr(ray, "put", None)
+    monkeypatch.chdir(run.parent)
+    assert main(command(Path(run.name), tmp_path, "--address", "auto")) == 0
+    assert contents(tmp_path) == contents(whole)
+    part = tmp_path / "part-00001.parquet"
+    part.unlink()
+    part.mkdir()
+    refused(command(run, tmp_path, "--address", "auto"), f"cannot write {part}")

@@ -160,6 +160,7 @@ class PartArguments:
     part_rows: int | None = _arg(None, "write a folder (--out) of resumable parts of N users", "N")
     workers: int = _arg(1, "processes on this machine that write parts (1)", "N", group="where")
     part: str | None = _arg(None, "write the I-th of N shares of the parts", "I/N", group="where")
+    address: str | None = _arg(None, "Ray cluster that writes: auto or HOST:PORT", group="where")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Start Ray on this machine, or join a cluster; and run training runs on it.
+"""Start Ray on this machine, or join a cluster; and run training runs and other tasks on it.
 
 :func:`connect` tells its caller whether it has to :func:`stop` Ray again.
 """
@@ -12,12 +12,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.runs import FAILED
 from recbole_pos.runs.training_runs import MOST_LOSSES, Resources, train_run
@@ -199,3 +199,41 @@ class RayRuns:
     def stop(self) -> None:
         """Leave the cluster; one that was started here ends."""
         stop(self.is_started)
+
+
+def run_tasks(
+    function: Callable[..., Any], arguments: tuple[Any, ...], numbers: list[int], address: str
+) -> Iterator[Any]:
+    """Call ``function(*arguments, number)`` for each number as a Ray task of one CPU.
+
+    A task whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times. Tasks
+    that still run when the generator ends or is closed end with it, since it leaves the cluster.
+
+    Args:
+        function: a function of this package, which the other machines import.
+        arguments: its first arguments, the same for all tasks.
+        numbers: its last argument in each of the tasks.
+        address: ``auto`` or HOST:PORT of the cluster.
+
+    Yields:
+        What the calls return, in the order of ``numbers``.
+
+    Raises:
+        UsageError: if no cluster answers.
+        PosError: if a task was lost too often.
+        Exception: what a call raises.
+    """
+    is_started = connect(address)
+    try:
+        task: Any = ray.remote(function).options(num_cpus=1, max_retries=MOST_LOSSES)
+        for reference in [task.remote(*arguments, number) for number in numbers]:
+            yield ray.get(reference)
+    except ray.exceptions.RayTaskError as error:  # its own message is a traceback
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise PosError(
+            f"a task of the cluster was lost: {first_line}; the same command resumes"
+        ) from error
+    finally:
+        stop(is_started)

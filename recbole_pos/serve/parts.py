@@ -2,7 +2,7 @@
 
 In: a run, and the users of its dataset or parquet files of histories. Out: ``part-00000.parquet``,
 ``part-00001.parquet``, ... and ``_job/manifest.json``, which says what the parts are made from. A
-part is written whole or not at all, by one process.
+part is written whole or not at all, by one process: this one, others, or those of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from recbole_pos.tables.storage import keep_freed_memory
 from recbole_pos.values import shown
 from recbole_pos.version import __version__
 
+_PATHS = ("run_dir", "histories", "items", "exclude", "item_vectors")  # of ListOptions
 JOB_FOLDER = "_job"  # readers of parquet folders, such as pandas, skip names that begin with _
 
 
@@ -94,7 +95,7 @@ def recommend_to_files(
         return write_recommendations(options, out, users)
 
     if settings.part_rows is None:
-        raise UsageError("--workers and --part need --part_rows, such as 100000")
+        raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
     if out is None or users is not None:
         raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
     return recommend_in_parts(PartJob(options, str(out), settings.part_rows), settings)
@@ -109,9 +110,10 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
 
     Args:
         job: what to recommend, how many users or histories are in a part, and the folder.
-        settings: ``workers``, number of processes that write parts side by side; and ``part``,
+        settings: ``workers``, number of processes that write parts side by side; or ``part``,
             where ``2/8`` writes the second of eight shares of the parts, so that a scheduler can
-            start eight such commands on any machines that reach the folder.
+            start eight such commands on any machines that reach the folder; or ``address`` of a Ray
+            cluster, whose machines then write the parts.
 
     Returns:
         The folder.
@@ -144,7 +146,7 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
 
         # Share 2 of 8 has the parts 1, 9, 17, ... of all.
         share = [number for number in missing if number % num_shares == share_number - 1]
-        counts = _write_all(writer, share, settings.workers, reporter)
+        counts = _write_all(writer, share, settings, reporter)
 
     report_counts(counts, writer.trained, reporter)
     num_missing = len(writer.list_missing())
@@ -154,22 +156,25 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
 
 
 def _write_all(
-    writer: PartWriter, numbers: list[int], num_workers: int, reporter: Reporter
+    writer: PartWriter, numbers: list[int], settings: PartArguments, reporter: Reporter
 ) -> Counter[str]:
     """Write some parts of a job in this or in other processes, and return what they have in all.
 
     Args:
         writer: the writer of this process, which has loaded the model.
         numbers: numbers of the parts, from 0.
-        num_workers: number of processes; with 1 it is this process.
+        settings: the address of a Ray cluster, or the number of processes on this machine; with 1
+            it is this process.
         reporter: shows how many parts are written.
 
     Returns:
         Counts, such as the number of users, of all these parts together.
     """
     counts_by_part: Iterator[Counter[str]] = map(writer.write, numbers)  # as the loop asks for them
-    if num_workers > 1 and numbers:
-        counts_by_part = _write_in_processes(writer, numbers, num_workers)
+    if settings.address is not None and numbers:
+        counts_by_part = _write_on_cluster(writer, numbers, settings.address)
+    elif settings.workers > 1 and numbers:
+        counts_by_part = _write_in_processes(writer, numbers, settings.workers)
 
     counts: Counter[str] = Counter()
     with reporter.task("recommending (parts)", len(numbers)) as task:
@@ -209,6 +214,31 @@ def _write_in_processes(
         ) from error
 
 
+def _write_on_cluster(
+    writer: PartWriter, numbers: list[int], address: str
+) -> Iterator[Counter[str]]:
+    """Write some parts of a job as tasks of a Ray cluster, whose processes load the model again.
+
+    Args:
+        writer: the writer of this process.
+        numbers: numbers of the parts, from 0.
+        address: ``auto`` or HOST:PORT of the cluster.
+
+    Yields:
+        For each part, in the order of ``numbers``, its counts, such as the number of its users.
+    """
+    from recbole_pos.runs.cluster import run_tasks  # imports Ray, which takes a second
+
+    # Processes of Ray start in another folder, so they get absolute paths. The configuration has
+    # the folder of the dataset, and the option ``data_path`` is the folder that holds it.
+    job, config = writer.job, writer.trained.config
+    given = {name: getattr(job.options, name) for name in _PATHS}
+    paths = {name: os.path.abspath(path) for name, path in given.items() if path is not None}
+    paths["data_path"] = os.path.dirname(os.path.abspath(config["data_path"]))
+    job = replace(job, options=replace(job.options, **paths), out=os.path.abspath(job.out))
+    return run_tasks(_write_part, (job, pack(config["model"]), 1), numbers, address)
+
+
 def _end_with_command() -> None:
     """Start a thread that ends this process as soon as the command that started it has ended.
 
@@ -225,7 +255,7 @@ def _end_with_command() -> None:
 
 
 def _write_part(job: PartJob, packed_code: bytes, num_threads: int, number: int) -> Counter[str]:
-    """Write a part in a process that the command has started, and return its counts.
+    """Write a part in another process than that of the command, and return its counts.
 
     Args:
         job: what to recommend, and where to write it.
