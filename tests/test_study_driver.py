@@ -38,7 +38,7 @@ def times(folder: Path) -> dict[str, float]:
     return {run.name: (run / "result.json").stat().st_mtime for run in done}
 
 
-def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
+def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path, capsys) -> None:
     """A plugin model, one of RecBole's and one that has nothing to train; all is written."""
     folder, models = tmp_path / "study", ["FPARec", "GRU4Rec", "Pop"]
     given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 8, "data_path": str(tiny)}
@@ -54,6 +54,14 @@ def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
         compare(models, folder, **options)
     assert compare(models, folder, **options).runs.equals(found.runs) and times(folder) == before
     assert recbole_pos.compare(folder, report=True, verbose=False).pairs.equals(found.pairs)
+
+    compare(folder, folder, report=True, latex=True)
+    assert (folder / "table.tex").read_text().count(r"\begin{tabular}") == 2
+    assert (folder / "differences.pdf").read_bytes().startswith(b"%PDF")
+    capsys.readouterr()
+    assert main(["compare", str(folder), "--plan", "--difference", "0.01"]) == 0
+    out = capsys.readouterr().out
+    assert "Minimum detectable difference from FPARec" in out and "needed for 0.01" in out
 
 
 def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:

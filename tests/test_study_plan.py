@@ -92,7 +92,8 @@ def test_an_error_names_line_and_key(study):
         ("search: false", "search: {x: [1, 2, 3]}", 11, "Pop is searched with 3 trials and Ours"),
         ("{hidden_dropout_prob: [0.2, 0.3]}", "{x: {uniform: [0, 1]}}", 12, "a list of different"),
         ("model: PosSASRec\n    position: [rope]", "retest: NoPE\n    epochs: 3", 8, "epochs"),
-        ("history: [5, 15]", "history: [15, 5]", 16, "expected ascending edges between bins"),
+        ("history: [5, 15]", "history: [15, 5]", 16, "expected edges between bins, ascending"),
+        ("history: [5, 15]", "age: [86400, 87000, 87500]", 16, "with different names"),
     ):
         assert old in STUDY
         with pytest.raises(UsageError, match=rf"study\.yaml, line {line}: .*(?:{message})"):

@@ -12,7 +12,9 @@ import yaml
 from rich.console import Console
 from study_example import STUDY, example
 
+from recbole_pos.errors import UsageError
 from recbole_pos.study.plan import Source, TablePlan
+from recbole_pos.study.power import make_power_table
 from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
@@ -135,12 +137,31 @@ def test_bins_and_failures_and_searches(results, found):
 
 
 def test_names_of_the_users_are_no_markup():
-    """Of markdown or of rich, which prints tables on a terminal."""
+    """Of markdown, of LaTeX or of rich, which prints tables on a terminal."""
     lines = ((Cell("[blue]a|b"), Cell("1", "detail", bold=True)),)
     table = RenderedTable("[red]t", ("row", "[bold]x"), lines, ("[i]note",))
     text = on_terminal(table, 80)
     assert all(part in text for part in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"))
     assert "| [blue]a\\|b | **1** (detail) |" in table.markdown()
+    table = RenderedTable("50% of A & B_c", ("row", "_x"), lines, ("p < 0.05",))
+    text = table.latex()
+    assert r"\caption{50\% of A \& B\_c. p $<$ 0.05}" in text and r"\begin{tabular}{lr}" in text
+    assert "\\toprule\nrow & \\_x \\\\\n\\midrule\n" in text
+    assert r"{[blue]a|b} & \textbf{1} {\scriptsize detail} \\" in text
+
+
+def test_a_plan_has_a_column_for_each_independent_row(results):
+    table = make_power_table(results, wanted=0.01)
+    assert table.columns == ("seeds of each", "like NoPE", "Pop", "Learned", "RoPE", "Kernel")
+    one, last = table.lines[0], table.lines[-1]
+    assert one[0].text == "1†" and re.fullmatch(r"0\.\d{4}", one[1].text)
+    assert last[0].text == "needed for 0.01" and last[1].text.isdigit() and len(table.lines) == 11
+    plan = results.plan.model_copy(update={"tables": [table_plan("RoPE", ATTACHED)]})
+    coupled = make_power_table(dataclasses.replace(results, plan=plan))
+    assert "NoPE" in coupled.columns and ATTACHED not in coupled.columns
+    plan = results.plan.model_copy(update={"tables": [table_plan(LONELY, "Pop")]})
+    with pytest.raises(UsageError, match=f"--rows '{LONELY}' --seeds 2"):
+        make_power_table(dataclasses.replace(results, plan=plan))
 
 
 def test_a_csv_has_everything_that_is_known(found):

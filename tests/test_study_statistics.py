@@ -11,6 +11,7 @@ from study_simulation import Case, cover
 from recbole_pos.config.metrics import compute_gains, is_from_ranks
 from recbole_pos.errors import UsageError
 from recbole_pos.study.plan import name_bins
+from recbole_pos.study.power import PairNoise
 from recbole_pos.study.results import assign_bins, compute_differences, compute_means
 from recbole_pos.study.statistics import (
     RankTable,
@@ -252,16 +253,46 @@ def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
     assert 0.65 < seen < 0.92
 
 
+def test_a_plan_says_what_the_study_then_finds():
+    """For as many seeds as there are, the same formula; for more, what larger studies have."""
+
+    def simulate(seed: int, num_seeds: int) -> tuple[np.ndarray, np.ndarray, float]:
+        ranks, _ = Case(seeds=(num_seeds, num_seeds)).ranks(np.random.default_rng(seed))
+        row, reference = (compute_gains(row_ranks, "ndcg@10") for row_ranks in ranks)
+        estimate = estimate_difference(row, reference)
+        return row, reference, compute_detectable(estimate.error, estimate.df)
+
+    row, reference, detectable = simulate(0, 3)
+    noise = PairNoise.from_values(row, reference)
+    assert noise.predict_detectable(3) == pytest.approx(detectable, rel=1e-9)
+    values = [noise.predict_detectable(number) for number in range(2, 11)]
+    assert values == sorted(values, reverse=True)
+    assert noise.count_needed_seeds(values[5] * 1.0001) == 7
+    assert noise.count_needed_seeds(1e-9) is None
+    alike = PairNoise.from_values(reference, reference)
+    assert alike.true_variance == 0 and alike.predict_detectable(3) < detectable
+
+    # planned from three seeds, on average, what studies of eight seeds have
+    studies = [simulate(number, 8) for number in range(20)]
+    planned = [PairNoise.from_values(a[:3], b[:3]).predict_detectable(8) for a, b, _ in studies]
+    assert np.median(planned) == pytest.approx(np.median([d for *_, d in studies]), rel=0.15)
+
+
 def test_bins_are_named_by_what_is_in_them():
     names = ["history up to 5", "history 6 to 15", "history over 15"]
     assert name_bins("history", [5, 15]) == names
     assert name_bins("popularity", [1, 2])[1] == "popularity 2"
+    ages = ["age up to 1 h", "age 1 h to 1 d", "age 1 d to 7 d", "age over 7 d"]
+    assert name_bins("age", [3600, 86400, 7 * 86400]) == ages
 
 
 def test_every_target_is_in_one_bin_of_each_kind():
     targets = pd.DataFrame({"history": [1, 5, 6, 15, 16, 99], "popularity": [0, 1, 2, 3, 0, 9]})
-    found = assign_bins(targets, {"history": [5, 15], "popularity": [2], "cold": True})
+    targets["age"] = [0.0, 59.0, 60.0, 60.5, 3600.0, 9e9]  # seconds
+    bins = {"history": [5, 15], "age": [60, 3600], "popularity": [2], "cold": True}
+    found = assign_bins(targets, bins)
     for bins in found.values():
         assert (np.stack(list(bins.values())).sum(0) == 1).all()
     assert found["history"]["history 6 to 15"].tolist() == [False, False, True, True, False, False]
+    assert found["age"]["age 1 min to 1 h"].tolist() == [False, False, False, True, True, False]
     assert found["cold"]["cold items"].sum() == 2

@@ -169,7 +169,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         what = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
     settings = read_settings(args, arguments.CompareArguments)
     comparison = compare(what, args.dataset, args.config_files, overrides, settings=settings)
-    if settings.report:  # nothing was trained
+    if settings.report or settings.plan:  # nothing was trained
         return
 
     # Failed runs are an error, so that a script stops; the tables have the reasons.

@@ -94,6 +94,9 @@ class CompareArguments(ClusterArguments):
     rows: tuple[str, ...] = _arg((), "train only these configurations; all are shown", "NAME")
     run_dir: str | Path | None = _arg(None, "the study's folder (saved/<dataset>/studies/<title>)")
     report: bool = _arg(False, "tables and report of what is finished, and train nothing")
+    latex: bool = _arg(False, "also write table.tex, and the figures as pdf")
+    plan: bool = _arg(False, "only tell which difference how many seeds would detect")
+    difference: float | None = _arg(None, "with --plan: how many seeds it takes", "NUMBER")
     known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FOLDER")
     pack: str | Path | None = _arg(None, "write what is finished into a folder, to keep", "FOLDER")
 

@@ -40,6 +40,7 @@ from recbole_pos.study.configs import (
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
 from recbole_pos.study.plan import Plan, Source
+from recbole_pos.study.power import make_power_table
 from recbole_pos.study.results import RUN_FOLDERS, Results
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.scoring import judge_rows, list_judged_runs
@@ -99,8 +100,9 @@ def compare(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
-            ``reference``, ``rows``, ``run_dir``, ``report``, ``known``, ``pack``,
-            ``max_concurrent``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
+            ``reference``, ``rows``, ``run_dir``, ``report``, ``latex``, ``plan``, ``difference``,
+            ``known``, ``pack``, ``max_concurrent``, ``address``, ``cpus_per_trial``,
+            ``gpus_per_trial``, ``verbose``.
 
     Raises:
         UsageError: if something given is wrong, before anything is trained; for runs that cannot be
@@ -118,13 +120,13 @@ def compare(
     # Finished runs are compared as they are: options would have no effect on them.
     if runs := _find_run_folders(what):
         given = {*list_changed(args), *base, *(["dataset"] if name else [])}
-        if unread := sorted(given - {"reference", "run_dir", "plugins", "verbose"}):
+        if unread := sorted(given - {"reference", "run_dir", "plugins", "latex", "verbose"}):
             raise UsageError(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
                 "as they are; leave it out"
             )
         results = _collect_runs(runs, args.reference)
-        return _write_and_print(results, reporter, Path(args.run_dir or "compared"))
+        return _write_and_print(results, reporter, Path(args.run_dir or "compared"), args.latex)
 
     # Models or a study: make the plan (rows, seeds and tables), and choose the folder of the study.
     # A dataset in temporary files has the folder beside them, so that both are deleted together.
@@ -135,6 +137,8 @@ def compare(
 
     # Train the runs that are missing. Packed studies (--known) have the results of runs that others
     # have trained, which are copied instead. A report trains nothing, and only copies those.
+    if args.plan:  # the number of seeds is planned from runs that exist
+        args = replace(args, report=True)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     judged = judge_rows(plan, packed)  # ranks of the targets in predictions of other systems
     if packed or not args.report:
@@ -147,7 +151,10 @@ def compare(
     results = collect_results(plan, folder, list_judged_runs(plan, judged))
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
-    compared = _write_and_print(results, reporter, folder.path)
+    if args.plan:
+        reporter.line(make_power_table(results, args.difference))
+        return Compared(results, folder.path, dataset)
+    compared = _write_and_print(results, reporter, folder.path, args.latex)
     if args.pack:
         num_runs = pack(plan, folder, args.pack, judged)
         reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
@@ -383,16 +390,17 @@ def _train_missing(
             ActiveRuns(scheduler, args, reporter, models).train()
 
 
-def _write_and_print(results: Results, reporter: Reporter, folder: Path) -> Compared:
+def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
     """Write the files of a comparison, print its tables and the paths of the files, and return it.
 
     Args:
         results: results of the runs.
         reporter: prints the lines.
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
+        latex: whether files for a paper are written as well.
     """
     compared = Compared(results, folder)
-    files = compared.write(folder)
+    files = compared.write(folder, latex)
     compared.show(reporter)
     for file in files:
         reporter.line(str(file))

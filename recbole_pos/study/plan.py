@@ -23,12 +23,13 @@ from pydantic import (
 )
 
 from recbole_pos.errors import UsageError
+from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.values import is_number, is_whole, nearest, shown
 
 FIRST_SEED = 2020  # RecBole's default
-# What test targets can be grouped into bins by: the length of the user's history, the number of
-# training interactions of the target item, or whether it has any.
-KindOfBins = Literal["history", "popularity", "cold"]
+# What test targets can be grouped into bins by: the length of the user's history, the age of its
+# newest interaction, the number of training interactions of the target item, or whether it has any.
+KindOfBins = Literal["history", "age", "popularity", "cold"]
 COLD = "cold"
 METRICS = ("ndcg@10", "hit@10", "mrr@10")  # metrics of a study that names none
 
@@ -136,25 +137,27 @@ def _check_bins(bins: dict[KindOfBins, Any]) -> dict[KindOfBins, Any]:
     """Check the key ``bins`` of a study, which groups the test targets.
 
     Args:
-        bins: ``history`` or ``popularity`` -> ascending edges between the bins, such as
+        bins: ``history``, ``age`` or ``popularity`` -> ascending edges between the bins, such as
             ``[5, 15]``; or ``cold`` -> whether cold items (never seen in training) are a bin.
 
     Returns:
         The same bins, without those that are switched off by ``cold: false``.
 
     Raises:
-        ValueError: for edges that are not ascending numbers.
+        ValueError: for edges that are not ascending numbers, or so close that two bins would have
+            the same name.
     """
     for kind, edges in bins.items():
         if kind == COLD:
             is_valid = isinstance(edges, bool)
         else:
             is_list = isinstance(edges, list) and len(edges) > 0 and all(map(is_number, edges))
-            is_valid = is_list and edges == sorted(set(edges))
+            is_ascending = is_list and edges == sorted(set(edges))
+            is_valid = is_ascending and not find_repeated(name_bins(kind, edges))
         if not is_valid:
             raise ValueError(
-                f"{kind}: expected ascending edges between bins, such as [5, 15]; of cold items "
-                "true or false"
+                f"{kind}: expected edges between bins, ascending and with different names, such "
+                "as [5, 15]; of cold items true or false"
             )
     return {kind: edges for kind, edges in bins.items() if edges}
 
@@ -516,17 +519,22 @@ def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     ``history over 15``. A bin has the values above one edge and up to the next.
 
     Args:
-        kind: ``history`` or ``popularity``.
+        kind: ``history``, ``age`` or ``popularity``. Edges of an age are seconds, shown as
+            durations.
         edges: at least one edge, ascending.
 
     Returns:
         One name more than there are edges.
     """
-    texts = [f"{edge:,g}" for edge in edges]
-    between = []
-    for low, high in itertools.pairwise(edges):
-        # Lengths and counts are whole: the lowest that is above 5 is 6. It may be the only one in
-        # the bin, as between the edges 5 and 6.
-        lowest = math.floor(low) + 1
-        between.append(f"{lowest:,g} to {high:,g}" if lowest < high else f"{high:,g}")
+    if kind == "age":  # [3600, 7200] give "up to 1 h", "1 h to 2 h" and "over 2 h"
+        texts = [format_duration(edge) for edge in edges]
+        between = [f"{low} to {high}" for low, high in itertools.pairwise(texts)]
+    else:
+        texts = [f"{edge:,g}" for edge in edges]
+        between = []
+        for low, high in itertools.pairwise(edges):
+            # Lengths and counts are whole: the lowest that is above 5 is 6. It may be the only one
+            # in the bin, as between the edges 5 and 6.
+            lowest = math.floor(low) + 1
+            between.append(f"{lowest:,g} to {high:,g}" if lowest < high else f"{high:,g}")
     return [f"{kind} {text}" for text in (f"up to {texts[0]}", *between, f"over {texts[-1]}")]

@@ -1,4 +1,4 @@
-"""Tables in markdown, html and on a terminal of any width, and the numbers in them.
+"""Tables in markdown, html, LaTeX and on a terminal of any width, and the numbers in them.
 
 A :class:`RenderedTable` is made of :class:`Cell` objects. The functions ``format_...`` return the
 text of numbers, durations, counts and intervals.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,6 +21,15 @@ from rich.text import Text
 
 # Seconds in a unit, name of the unit, and the same for the next smaller unit.
 _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+# Character that LaTeX would read as a command, or not print as it is -> LaTeX that prints it.
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+        **{"±": r"$\pm$", "<": "$<$", ">": "$>$", "†": r"$\dagger$", "‡": r"$\ddagger$"},
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,22 @@ class RenderedTable:
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(block for block in (f"## {self.title}", table, notes) if block)
 
+    def latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs.
+
+        The best values are bold, and the notes of the table are in its caption. Columns of words
+        are aligned left, columns of numbers right.
+        """
+        cells = [[_format_latex_cell(cell) for cell in line] for line in self.lines]
+        frame = pd.DataFrame(cells, columns=[name.translate(_LATEX) for name in self.columns])
+        sides = ["l" if i in self.text_columns else "r" for i in range(len(self.columns))]
+        return frame.style.hide(axis="index").to_latex(
+            column_format="".join(sides),
+            caption=" ".join([f"{self.title}.", *self.notes]).translate(_LATEX),
+            position_float="centering",
+            hrules=True,  # the lines of booktabs
+        )
+
     def _repr_html_(self) -> str:
         return PAGES.get_template("table.html.jinja").render(table=self)
 
@@ -143,6 +169,17 @@ def _format_markdown_cell(cell: Cell) -> str:
     if cell.bold and text:
         text = f"**{text}**"
     return f"{text} ({detail})" if detail else text
+
+
+def _format_latex_cell(cell: Cell) -> str:
+    """Return a cell in LaTeX, such as ``{0.0425}`` or ``\\textbf{0.0425} {\\scriptsize detail}``.
+
+    The braces around the text are for LaTeX, which reads a [ or * at the beginning of a line as an
+    argument of the line break before it.
+    """
+    text, detail = cell.text.translate(_LATEX), cell.detail.translate(_LATEX)
+    text = rf"\textbf{{{text}}}" if cell.bold else f"{{{text}}}"
+    return rf"{text} {{\scriptsize {detail}}}" if detail else text
 
 
 def _make_rich_cell(cell: Cell) -> Text:

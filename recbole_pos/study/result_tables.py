@@ -327,7 +327,7 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
 
     Args:
         comparison: the numbers of one table of the study.
-        kind: what the targets are grouped by: ``history``, ``popularity`` or ``cold``.
+        kind: what the targets are grouped by: ``history``, ``age``, ``popularity`` or ``cold``.
         unit: word for what the dataset has as users, ``user`` or ``session``.
     """
     means, differences = comparison.bins[kind]  # one line per bin and row each

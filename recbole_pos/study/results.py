@@ -172,7 +172,7 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[Any, Any]) -> dict[str, dic
 
     Args:
         targets: one line per target, as in a :class:`RankTable`.
-        bins: ``history`` or ``popularity`` -> ascending edges; a bin has the values above
+        bins: ``history``, ``age`` or ``popularity`` -> ascending edges; a bin has the values above
             one edge and up to the next. Or ``cold`` -> True; cold items have a popularity of 0.
 
     Returns:

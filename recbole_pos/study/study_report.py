@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.experiment.pictures import shorten
-from recbole_pos.files import write_text
+from recbole_pos.files import atomic_write, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.rendered_table import (
@@ -131,12 +131,17 @@ class Report:
         for text in self.results.facts.warnings:
             reporter.warning(text)
 
-    def write(self, folder: str | Path) -> list[Path]:
+    def write(self, folder: str | Path, latex: bool = False) -> list[Path]:
         """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths.
 
-        The folder is made if it does not exist.
+        Args:
+            folder: the folder, which is made if it does not exist.
+            latex: whether files for a paper are written as well, see :func:`write_latex`.
         """
-        return write_results(self.results, Path(folder))
+        files = write_results(self.results, Path(folder))
+        if latex:
+            files += write_latex(self.results, Path(folder))
+        return files
 
     def __repr__(self) -> str:
         return self.tables[0].markdown()
@@ -165,6 +170,31 @@ def write_results(results: Results, folder: Path) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
+
+
+def write_latex(results: Results, folder: Path) -> list[Path]:
+    """Write the tables of a study as table.tex, and its charts as pdf; return their paths.
+
+    With several tables in a study, the name of a pdf ends with the number of its table.
+
+    Args:
+        results: results of the study.
+        folder: the folder, which exists.
+    """
+    files = [folder / "table.tex"]
+    tables = "\n".join(table.latex() for table in make_tables(results))
+    write_text(files[0], f"% needs \\usepackage{{booktabs}}\n{tables}")
+
+    # A comparison has the numbers of one table.
+    for number, comparison in enumerate(results.comparisons, 1):
+        suffix = f"-{number}" if len(results.comparisons) > 1 else ""
+        for chart in draw_charts(results, comparison):
+            path = folder / f"{chart.kind}{suffix}.pdf"
+            # Without a date, the same results give the same bytes.
+            with atomic_write(path, text=False) as file:
+                chart.figure.savefig(file, format="pdf", metadata={"CreationDate": None})
+            files.append(path)
+    return files
 
 
 def _to_csv(frame: pd.DataFrame) -> str:
