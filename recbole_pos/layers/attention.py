@@ -40,8 +40,11 @@ class Dropout(nn.Module):
         """
         super().__init__()
         self.p = p
-        # a byte below the threshold drops an element; above 0 at least one value of a byte does
-        self.threshold = min(max(round(p * 256), int(p > 0)), 255)
+        # p = 0.1 has the threshold 26: 26 of the 256 values of a byte drop an element
+        threshold = round(p * 256)
+        if p > 0:
+            threshold = max(threshold, 1)  # else a small p would drop nothing
+        self.threshold = min(threshold, 255)  # else a p near 1 would drop everything
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with random elements zeroed and the others scaled up, in training mode.
@@ -115,8 +118,8 @@ def masked_attention(
     The mask M is -inf at hidden keys, else 0. Torch's ``scaled_dot_product_attention`` computes the
     result, except in two cases, in which it would keep all [b, h, t, t] weights for the gradient:
 
-    - with dropout on a CPU
-    - without dropout, if all sequences share a bias that needs a gradient.
+    - with dropout on a CPU (``drops_on_cpu``)
+    - without dropout, if all sequences share a bias with a gradient (``learns_shared_bias``).
 
     Then :func:`biased_attention` computes the weights of a few sequences at a time.
 
@@ -133,15 +136,15 @@ def masked_attention(
     p = dropout.p if dropout.training else 0.0
     drops_on_cpu = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
     if bias is None and not drops_on_cpu:
-        # Torch's function makes a causal M itself (``is_causal``). That hides the padding, too,
-        # which stands after all interactions. Otherwise M hides the padding, if there is any.
-        needs_mask = not causal and not batch.is_full
-        is_visible = ~make_mask(batch, causal) if needs_mask else None
+        # Torch's function makes a causal M itself (``is_causal``), which hides the padding, too: it
+        # is to the right of all interactions. Otherwise M hides padding only, of which a full batch
+        # has none.
+        is_visible = None if causal or batch.is_full else ~make_mask(batch, causal)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=is_visible, dropout_p=p, is_causal=causal
         )
 
-    # add M to the bias: ``make_mask`` says which keys are hidden
+    # M + bias: -inf at the keys that ``make_mask`` hides
     bias = q.new_zeros(1, 1) if bias is None else bias
     bias = bias.masked_fill(make_mask(batch, causal), -torch.inf)
 
@@ -180,8 +183,8 @@ class _BiasedAttention(torch.autograd.Function):
 
         Args:
             ctx: torch's context of the function.
-            q, k, v: [b, h, t, e] each.
-            bias: [1 or b, h, t, t], -inf where a key is hidden.
+            q, k, v: [b, h, t, e] each: b sequences, h heads of e columns, t interactions.
+            bias: [1 or b, h, t, t], -inf where a key is hidden; 1 if all sequences share it.
             kept: [b, h, t, t] bool, which weights dropout keeps; None without dropout.
             kept_scale: factor of the weights that are kept.
 
@@ -196,9 +199,10 @@ class _BiasedAttention(torch.autograd.Function):
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
             scaled_q, out = q * q.size(-1) ** -0.5, torch.empty_like(v)
-            # ``rows`` are the sequences of a chunk; ``select_rows`` takes their bias. A product is
-            # written to its place in ``out``, of which a slice is a view.
-            for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
+            weights_per_sequence = bias[0].numel()  # h * t * t
+            # ``rows`` is a slice, such as 0:4 for the first four sequences. Their product is
+            # written straight into ``out``, since ``out[rows]`` is a view.
+            for rows in iterate_chunks(q.size(0), weights_per_sequence, q.device):
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
                 torch.matmul(weights * kept[rows], v[rows], out=out[rows])
             out.mul_(kept_scale)
@@ -217,16 +221,17 @@ class _BiasedAttention(torch.autograd.Function):
         and out = kept_scale D v. Here * multiplies element by element, and without dropout D is W
         and kept_scale is 1. By the chain rule, from the output back to the input:
 
-            grad_out      kept_scale * grad            to D v
+            grad_out      grad * kept_scale            to D v
             grad_v        D^T grad_out
             grad_weights  (grad_out v^T) * kept        to W
+            mean          sum of grad * out over the e columns, one number for each query
             grad_logits   (grad_weights - mean) * W    to the argument of the softmax
-            grad_q        grad_logits k / sqrt(e)
-            grad_k        grad_logits^T q / sqrt(e)
+            grad_q        (grad_logits k) * scale      with scale = 1 / sqrt(e)
+            grad_k        grad_logits^T (q * scale)
             grad_bias     grad_logits, summed over the sequences if they share one bias
 
-        ``mean`` is, for each query, the mean of grad_weights over the keys by the weights W. It is
-        computed as the sum of grad * out over the e columns, which is the same and takes less time.
+        The gradient of a softmax has ``mean`` as the sum of grad_weights * W over the keys. The sum
+        above is the same number, and takes less time.
 
         A chunk of sequences is computed at a time, and W again for each, so that no [b, h, t, t] of
         the whole batch exists.
@@ -250,23 +255,23 @@ class _BiasedAttention(torch.autograd.Function):
 
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()  # scale: 1 / sqrt(e)
         scaled_q = q * scale
-        # ``rows`` is a slice, the sequences of a chunk; ``select_rows`` takes their bias. Products
-        # are written to their places: ``grad_v[rows]`` is a view, not a copy.
-        for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
-            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
-            mean = (grad[rows] * out[rows]).sum(-1, keepdim=True)
+        weights_per_sequence = bias[0].numel()  # h * t * t
+        # ``rows`` is a slice, the sequences of a chunk. Products are written straight into the
+        # gradients, since ``grad_v[rows]`` is a view.
+        for rows in iterate_chunks(q.size(0), weights_per_sequence, q.device):
+            weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))  # W
+            is_kept = None if kept is None else kept[rows].to(weights.dtype)
+            kept_weights = weights if is_kept is None else weights * is_kept  # D
 
             # to the values and to the weights, through the dropout
-            grad_out, kept_weights = grad[rows] * ctx.kept_scale, weights
-            if kept is not None:
-                is_kept = kept[rows].to(weights.dtype)
-                kept_weights = weights * is_kept
+            grad_out = grad[rows] * ctx.kept_scale
             torch.matmul(kept_weights.mT, grad_out, out=grad_v[rows])
             grad_weights = grad_out @ v[rows].mT
-            if kept is not None:
+            if is_kept is not None:
                 grad_weights.mul_(is_kept)
 
             # to query, key and bias, through the softmax; in place, to save memory
+            mean = (grad[rows] * out[rows]).sum(-1, keepdim=True)
             grad_logits = grad_weights.sub_(mean).mul_(weights)
             torch.matmul(grad_logits, k[rows], out=grad_q[rows]).mul_(scale)
             torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
@@ -315,17 +320,17 @@ def biased_attention(
     Returns:
         [b, h, t, e].
     """
-    # torch's own attention if all weights fit into one chunk, which has ``chunk_elements`` numbers
-    # on this device; a compiled graph holds no loop
-    num_weights = q.size(0) * bias[0].numel()
-    if dropout is None and (
-        torch.compiler.is_compiling() or num_weights <= chunk_elements(q.device)
-    ):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    weights_shape = (q.size(0), *bias.shape[1:])  # b, h, t, t
+    if dropout is None:
+        # torch's own attention if all weights fit into one chunk, which has ``chunk_elements``
+        # numbers on this device; a compiled graph holds no loop over chunks
+        if torch.compiler.is_compiling() or math.prod(weights_shape) <= chunk_elements(q.device):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        kept, kept_scale = None, 1.0
+    else:
+        # [b, h, t, t] bool, a random choice of the weights to keep, and the factor of those
+        kept, kept_scale = dropout.draw_kept(weights_shape), dropout.scale
 
-    # otherwise chunk by chunk, with a random choice of the weights to keep
-    kept = None if dropout is None else dropout.draw_kept((q.size(0), *bias.shape[1:]))
-    kept_scale = 1.0 if dropout is None else dropout.scale
     # all in the type of the values, also under automatic mixed precision
     with torch.autocast(q.device.type, enabled=False):
         tensors = (x.to(v.dtype) for x in (q, k, v, bias))

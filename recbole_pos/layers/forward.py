@@ -50,11 +50,13 @@ def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
     with model.shared_items() as item_vectors:  # [items, d], computed once for input and scores
         states = encode_queries(model, batch)  # [queries, d]
 
-        # the next few items are looked up in the dataset, by the rows of the interactions there
+        # Some models predict the next few items. They find them in the dataset, where the batch's
+        # interactions have the row numbers ``log_rows``.
         if model.later_targets is not None and batch.log_rows is not None:
             return model.compare_with_later_targets(states, item_vectors, batch)
 
-        # the items that the loss chooses among, by default all, and the targets as rows of them
+        # the vectors of the items that the loss chooses among, by default all, and the indices of
+        # the targets among them
         candidates, targets = model.training_candidates(item_vectors, batch.targets)
         return model.loss(states, candidates, targets)
 
@@ -209,22 +211,24 @@ class MultiHeadAttention(nn.Module):
         return out if self.dense is None else self.dense(out)
 
     def project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
-        """Compute the query, key and value of every head, as far as the position scheme needs them.
+        """Compute the query, key and value of every head, as far as there are layers for them.
+
+        A position scheme may do without some of the three, and then they have no linear layer.
 
         Args:
             x: [m, d] inputs.
 
         Returns:
-            q, k and v, [m, h, e] each. A query or key that the scheme does not need is None; a
-            value that it does not project is x itself, cut into heads.
+            Query, key and value, [m, h, e] each: h heads of e = d / h columns. Without its layer
+            the query or key is None, and the value is x itself, cut into heads.
         """
-        # without a layer for it (``projections``) a value is x
-        projected = {"value": x.view(x.size(0), self.n_heads, self.head_size)}
+        projected: dict[str, Tensor] = {}
         layers = self.projections  # linear layers by name: query, key and value, or some of them
         if layers:
-            joint = self.project_jointly(x, list(layers.values()))  # one product, [m, layers, h, e]
-            projected.update(zip(layers, joint.unbind(1), strict=True))
-        return projected.get("query"), projected.get("key"), projected["value"]
+            joint = self.project_jointly(x, list(layers.values()))  # [m, layers, h, e]
+            projected = dict(zip(layers, joint.unbind(1), strict=True))
+        inputs = x.view(x.size(0), self.n_heads, self.head_size)
+        return projected.get("query"), projected.get("key"), projected.get("value", inputs)
 
     @property
     def projections(self) -> dict[str, nn.Linear]:
@@ -263,8 +267,9 @@ class MultiHeadAttention(nn.Module):
           query and key after the other hooks, since some schemes compute the bias from them.
 
         Args:
-            query, key, value: [m, h, e] each, history after history without padding.
-            batch: the histories, b in number, the longest with t interactions.
+            query, key, value: [m, h, e] each: for the m interactions of all histories, one history
+                after the other, h heads of e numbers.
+            batch: the b histories, the longest with t interactions.
 
         Returns:
             Query, key and value after the hooks, each as a block [b, h, t, e] with a history in
@@ -273,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         position = self.position
         query, key = position.rotate(query, key, batch)
         key, value = position.mix_keys(key, batch), position.mix_values(value, batch)
-        # ``pad`` makes [b, t, h, e] of [m, h, e], without a copy if all histories are equally long
+        # ``pad`` makes a block [b, t, h, e] of [m, h, e], and ``transpose`` [b, h, t, e]
         q, k, v = (batch.pad(x, align="start").transpose(1, 2) for x in (query, key, value))
         return q, k, v, position.bias(q, k, batch)
 

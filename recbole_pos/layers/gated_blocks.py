@@ -91,30 +91,21 @@ class PointwiseAttention(MultiHeadAttention):
             [m, d] outputs y.
         """
         query, key, value, gate = self._project_gated(x)  # Q, K, V and U, after SiLU, [m, h, e]
-        # ``apply_hooks`` lets the position scheme, a module that brings order and times into
-        # attention, change query, key and value, and give the bias B, or None. They come back as
-        # blocks [b, h, t, e], with a history in each row, padded at its end.
+        # The position scheme is a module that brings order and times into attention. It may change
+        # query, key and value, and give a bias. ``apply_hooks`` calls it, and pads the three to
+        # blocks [b, h, t, e], with a history in each row.
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
 
         n = batch.max_length
         if self.training and self.attn_dropout.p > 0:
             # dropout on the weights of the whole batch at once
-            out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
+            block = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
         else:
-            # The same without dropout, for some histories (rows of all tensors) at a time, so that
-            # their weights take little memory. A bias that lacks the first dimensions, since it is
-            # the same for all histories or heads, gets them with the size 1.
-            if bias is not None:
-                bias = bias.reshape(*[1] * (4 - bias.dim()), *bias.shape)
-            out = compute_in_chunks(
-                lambda q_c, k_c, v_c, bias_c: _compute_weights(q_c, k_c, bias_c, n) @ v_c,
-                tensors=(q, k, v, bias),
-                row_elements=self.n_heads * batch.width**2,  # weights of one history, h * t * t
-            )
+            block = _attend_in_chunks(q, k, v, bias, n)
 
-        # From a block [b, t, h, e] ``unpad`` takes the m interactions, without the padding.
-        out = self.gate_norm(batch.unpad(out.transpose(1, 2), align="start").reshape(x.shape))
-        out = self.out_dropout(out * gate.reshape(x.shape))
+        # the m interactions without the padding, and their heads side by side: [m, d]
+        out = batch.unpad(block.transpose(1, 2), align="start").reshape(x.shape)
+        out = self.out_dropout(self.gate_norm(out) * gate.reshape(x.shape))
         # f2 is the identity if the option ``output`` is off, which leaves ``dense`` None
         return x + (out if self.dense is None else self.dense(out))
 
@@ -134,9 +125,9 @@ class PointwiseAttention(MultiHeadAttention):
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the attention weights A = SiLU(Q K^T + B) / n of HSTU, for inspection.
 
-        Q and K are query and key, and n is the maximum length of a history. B is the bias of the
-        position scheme, a module that brings order and times into attention; ``apply_hooks`` lets
-        it change query and key, too, and puts them into blocks. Values and gate are not needed.
+        Q and K are query and key, and n is the maximum length of a history. The position scheme is
+        a module that brings order and times into attention. It gives the bias B, and may change
+        query and key. ``apply_hooks`` calls it, and returns query and key as blocks [b, h, t, e].
 
         HSTU has no softmax: weights may be negative, and those of a query do not sum to 1.
 
@@ -148,8 +139,9 @@ class PointwiseAttention(MultiHeadAttention):
             [b, h, t, t] from queries (rows) to keys (columns), 0 at keys newer than the query. Each
             history begins at row and column 0; padding follows it.
         """
-        query, key, value, _ = self._project_gated(x)  # after SiLU, [m, h, e] each
-        q, k, _, bias = self.apply_hooks(query, key, value, batch)  # q and k: [b, h, t, e]
+        query, key, value, _ = self._project_gated(x)  # after SiLU, [m, h, e] each; no gate
+        # ``apply_hooks`` takes and returns values, too, which no weight depends on
+        q, k, _, bias = self.apply_hooks(query, key, value, batch)
         return _compute_weights(q, k, bias, batch.max_length)
 
 
@@ -158,6 +150,30 @@ def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tenso
     logits = q @ k.transpose(-1, -2)
     logits = logits if bias is None else logits + bias
     return (F.silu(logits) / n).tril()
+
+
+def _attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
+    """Return (SiLU(q k^T + bias) / n) v, computed for some histories at a time, to save memory.
+
+    Args:
+        q, k, v: [b, h, t, e] each, with a history in each row.
+        bias: broadcastable to [b, h, t, t], or None.
+        n: maximum length of a history.
+
+    Returns:
+        [b, h, t, e].
+    """
+    # All tensors are cut along their first dimension. So a bias [t, t] or [h, t, t], the same for
+    # all histories, becomes [1, ..., t, t].
+    while bias is not None and bias.dim() < 4:
+        bias = bias[None]
+
+    _, h, t, _ = q.shape
+    return compute_in_chunks(
+        lambda q_c, k_c, v_c, bias_c: _compute_weights(q_c, k_c, bias_c, n) @ v_c,
+        tensors=(q, k, v, bias),
+        row_elements=h * t * t,  # weights of one history
+    )
 
 
 class GatedAttention(MultiHeadAttention):
@@ -177,13 +193,13 @@ class GatedAttention(MultiHeadAttention):
 
 
 class GatedFeedForward(nn.Module):
-    """x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = Norm(x); SwiGLU (Shazeer 2020)."""
+    """x + sigmoid(gate(x)) * W3 (SiLU(W1 n) * W2 n) with n = Norm(x); SwiGLU (Shazeer 2020)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create the layers of x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = LayerNorm(x).
+        """Create the layers of x + sigmoid(gate(x)) * W3 (SiLU(W1 n) * W2 n), n = LayerNorm(x).
 
-        Here * multiplies element by element. W1 and W2 are [inner, d], W3 is [d, inner] and W, the
-        gate's, [d, d].
+        Here * multiplies element by element. ``gate`` is a linear layer with a bias. ``dense_1``
+        has both W1 and W2, [inner, d] each, and ``dense_2`` has W3, [d, inner], without a bias.
 
         Args:
             options: sizes and switches of the layer; d is its ``hidden_size``, inner its
@@ -191,17 +207,17 @@ class GatedFeedForward(nn.Module):
         """
         super().__init__()
         d, inner = options.hidden_size, options.inner_size
-        self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 above W2
+        self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 above W2, for one product
         self.dense_2 = nn.Linear(inner, d, bias=False)  # W3
-        self.gate = nn.Linear(d, d)  # W, with a bias
+        self.gate = nn.Linear(d, d)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout_prob)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n), n = LayerNorm(x), for inputs x [m, d].
+        """Return x + sigmoid(gate(x)) * W3 (SiLU(W1 n) * W2 n), [m, d], for inputs x [m, d].
 
-        Here * multiplies element by element. ``dense_1`` is W1 and W2 one below the other,
-        ``dense_2`` is W3, and ``gate`` is W.
+        Here n is LayerNorm(x), and * multiplies element by element. ``dense_1`` computes W1 n and
+        W2 n side by side, and ``dense_2`` is W3.
         """
         active, linear = self.dense_1(self.LayerNorm(x)).chunk(2, -1)
         out = self.dropout(self.dense_2(F.silu(active) * linear))

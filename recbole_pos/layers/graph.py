@@ -54,31 +54,39 @@ class SessionGraph:
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
 
-        # Sort the interactions by session (``row``) and item; those of one node keep their order,
-        # the oldest first. Session and item make one number. In the example these are 7 4 7 14 19,
-        # as there are items 0 to 9. Sorted they are
+        # A number for each pair of session and item. ``row`` [m] is the session of each
+        # interaction, here 0 0 0 1 1. With 10 items, 0 to 9, the numbers are 7 4 7 14 19.
+        session = events.row
+        code = session * (items.max() + 1) + items
+
+        # Interactions with the same number are one node. Sorting brings them together, the oldest
+        # first, as it is stable:
         #
-        #     code  = 4 7 7 14 19
-        #     order = 1 0 2  3  4    the interaction of each
-        #     node  = 0 1 1  2  3    the node of each
-        #     count = 1 2 1 1        interactions of each of the four nodes
-        code, order = (events.row * (items.max() + 1) + items).sort(stable=True)
-        _, node, count = torch.unique_consecutive(code, return_inverse=True, return_counts=True)
-        alias = torch.empty_like(order).index_copy_(0, order, node)  # alias[order] = node
+        #     sorted_code = 4 7 7 14 19
+        #     order       = 1 0 2  3  4    the interaction of each, an index among all
+        #     sorted_node = 0 1 1  2  3    the node of each
+        #     count       = 1 2 1 1        interactions of each of the four nodes
+        sorted_code, order = code.sort(stable=True)
+        _, sorted_node, count = torch.unique_consecutive(
+            sorted_code, return_inverse=True, return_counts=True
+        )
+        # the node of each interaction in the order of the batch: alias[order] = sorted_node
+        alias = torch.empty_like(order).index_copy_(0, order, sorted_node)
 
         # The interactions of a node are ``order[start]`` to ``order[end]``, the oldest first. In
-        # the example node 1 has start 1 and end 2: its first interaction is 0, its last one 2.
+        # the example node 1 has start 1 and end 2: its oldest interaction is 0, its newest one 2.
         end = count.cumsum(0) - 1
         start = end - count + 1
-        first, last = order[start], order[end]
+        oldest, newest = order[start], order[end]
 
-        num_nodes = torch.bincount(events.row[first], minlength=events.batch_size)  # by session
+        num_nodes = torch.bincount(session[oldest], minlength=events.batch_size)  # by session
         nodes = SequenceBatch.from_lengths(
-            items[first], num_nodes, batch.max_length, features=batch.features
+            items[oldest], num_nodes, batch.max_length, features=batch.features
         )
-        return cls(
-            events, nodes, first=events.index[first], age=events.age[last], count=count, alias=alias
-        )
+        # ``index`` and ``age`` [m] say how many interactions of the session are older and how many
+        # are newer than each one
+        first, age = events.index[oldest], events.age[newest]
+        return cls(events, nodes, first=first, age=age, count=count, alias=alias)
 
     @cached_property
     def first_node(self) -> Tensor:
@@ -98,18 +106,21 @@ class SessionGraph:
         nodes of a session are numbered from 0 in order of their items: a session of the items 4, 7,
         4, 7 has the nodes 0, 1, 0, 1, hence 2 transitions from node 0 to node 1, and 1 back.
 
-        ``events`` describes the m interactions of the b sessions, ``nodes`` the k nodes of all
-        sessions, both session by session. ``alias`` [m] says which of the k each interaction has.
+        There are m interactions and k nodes in the b sessions, both session by session.
         """
         b, n = self.nodes.batch_size, self.nodes.width
         session = self.events.row  # [m] the session of each interaction
-        node = self.nodes.index[self.alias]  # [m] its node, as a number from 0 in the session
+        # ``alias`` [m] is the node of each interaction, an index among all k, and ``nodes.index``
+        # [k] the number of each node in its session
+        node = self.nodes.index[self.alias]  # [m]
 
-        # Each pair of successive interactions adds 1 to an entry of the result. A pair of two
-        # sessions adds 0: its second interaction is the oldest of a session, with index 0.
-        is_edge = (self.events.index[1:] > 0).to(torch.get_default_dtype())
-        counts = is_edge.new_zeros(b, n, n)
-        return counts.index_put_((session[1:], node[:-1], node[1:]), is_edge, accumulate=True)
+        # Each pair of successive interactions adds 1 to the result at its session and two nodes.
+        # The end of a session and the beginning of the next one are no transition: they add 0.
+        from_node, to_node = node[:-1], node[1:]
+        is_transition = (session[:-1] == session[1:]).to(torch.get_default_dtype())
+        counts = is_transition.new_zeros(b, n, n)
+        entries = (session[1:], from_node, to_node)
+        return counts.index_put_(entries, is_transition, accumulate=True)
 
 
 @dataclass(frozen=True)
@@ -118,28 +129,28 @@ class Anchors:
 
     Attributes:
         node: [a] int64 index of each anchor among the k nodes of the batch.
-        into: [a] bool, whether it sends as if it stood before every node, as one of N_in.
-        out: [a] bool, whether it sends as if it stood after every node, as one of N_out.
+        is_before: [a] bool, whether it sends as if it stood before every node, as one of N_in.
+        is_after: [a] bool, whether it sends as if it stood after every node, as one of N_out.
         distance: [a, n] int64 steps to each node of its session; 0 to itself and at padding.
     """
 
     node: Tensor
-    into: Tensor
-    out: Tensor
+    is_before: Tensor
+    is_after: Tensor
     distance: Tensor
 
     @classmethod
     def build(cls, graph: SessionGraph) -> Anchors:
         """Find the anchors of every session, the nodes that send to all others (PosRec, 4.3.2).
 
-        A node is a distinct item of a session. It receives messages from nodes before it (N_in) and
-        from nodes after it (N_out): those of the items next to it, and the anchors. These are
+        A node is a distinct item of a session. It receives messages from two sets of nodes: those
+        before it (N_in) and those after it (N_out). An anchor is in such a set of all other nodes:
 
-        - the first item of the session, in N_in, since it stands before all others
-        - the last item, in N_out, since it stands after all others
-        - an item that occurs several times, in both, since it may stand before and after another.
+        - the first item of the session stands before all others (``is_before``)
+        - the last item stands after all others (``is_after``)
+        - an item that occurs several times counts as both.
 
-        Of the session 7, 4, 7, 5 the anchors are 7, in both N_in and N_out, and 5, in N_out.
+        Of the session 7, 4, 7, 5 the anchors are 7, as both, and 5, which stands after all others.
 
         Args:
             graph: graphs of b sessions, with k nodes in all. ``count`` [k] says how often the item
@@ -149,13 +160,15 @@ class Anchors:
         Returns:
             The anchors of all sessions.
         """
-        # [k] of each node, whether it is in N_in and in N_out of the others
+        # of each node, [k]
         is_repeated = graph.count > 1
-        into = is_repeated.index_fill(0, graph.first_node, True)
-        out = is_repeated.index_fill(0, graph.last_node, True)
+        is_before = is_repeated.index_fill(0, graph.first_node, True)
+        is_after = is_repeated.index_fill(0, graph.last_node, True)
 
-        node = (into | out).nonzero().squeeze(1)
-        return cls(node, into[node], out[node], count_distances(graph, node))
+        node = (is_before | is_after).nonzero().squeeze(1)  # [a] the anchors, as indices of nodes
+        # [a, n] steps from each anchor to each of the up to n nodes of its session
+        distance = count_distances(graph, node)
+        return cls(node, is_before[node], is_after[node], distance)
 
 
 def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
@@ -185,23 +198,25 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
 
-    # The path of each start: the numbers of the nodes along its session, interaction by
-    # interaction; such as 0, 2, 1, 0, 3 for the items 4, 7, 5, 4, 9. Padding is node n.
-    number = nodes.index[graph.alias]  # of the node of each interaction of the batch
+    # The nodes that a session visits, interaction by interaction: 0, 2, 1, 0, 3 in the example,
+    # whose items 4, 5, 7, 9 are the nodes 0 to 3. Padding counts as a node n.
+    number = nodes.index[graph.alias]  # [m] of each interaction of the batch
     path_of_session = events.pad(number, "start").masked_fill(events.padding, n)  # [b, t]
-    session = nodes.row[start]
+    session = nodes.row[start]  # [a] the session of each start
     path = path_of_session[session]  # [a, t]
 
-    # The distance of each node from the start, [a, n + 1]: 0 for the start, and far for others,
-    # which is longer than any path.
-    distance = path.new_full((len(start), n + 1), 2 * events.width)
+    # The distance of each node from the start: 0 of itself, and of others a number that is higher
+    # than any distance, in the example far, far, 0, far.
+    distance = path.new_full((len(start), n + 1), 2 * events.width)  # [a, n + 1]
     distance.scatter_(1, nodes.index[start][:, None], 0)
     while True:
-        walked = _walk(distance.gather(1, path))  # of each interaction, [a, t]
-        # of each node the least: of its distance so far, and those of its interactions
-        previous, distance = distance, distance.scatter_reduce(1, path, walked, "amin")
-        if torch.equal(previous, distance):  # none has fallen
+        # of each interaction that of its node, far, 0, far, far, far; and 1, 0, 1, 2, 3 by walking
+        walked = _walk(distance.gather(1, path))  # [a, t]
+        # of each node the least among its interactions, and its distance so far: 1, 1, 0, 3
+        lowered = distance.scatter_reduce(1, path, walked, "amin")  # [a, n + 1]
+        if torch.equal(lowered, distance):  # none has fallen
             return distance[:, :n].masked_fill(nodes.padding[session], 0)
+        distance = lowered
 
 
 def _walk(distance: Tensor) -> Tensor:
@@ -230,34 +245,35 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
       and i from j by N_out.
     - from anchors, nodes that send to all other nodes of the session. The weight is the number of
       steps between the two, also where there is an edge (the paper, Qiu et al., TOIS 2021, leaves
-      that open). An anchor sends by N_in if ``anchors.into`` is True, by N_out if ``anchors.out``
-      is.
+      that open). An anchor sends by N_in where ``anchors.is_before`` is True, and by N_out where
+      ``anchors.is_after`` is.
 
     Args:
         graph: graphs of b sessions, the largest with n nodes.
         edges: [b, n, n] weight of the edge from node i (row) to node j (column); 0 for no edge.
         anchors: their a anchors, or None for the edges only. ``node`` [a] are their indices among
-            the nodes of all sessions, ``distance`` [a, n] the steps to each node of the session,
-            and ``into`` and ``out`` [a] say by what they send.
+            the nodes of all sessions, and ``distance`` [a, n] the steps to each node of the
+            session.
 
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
-    # what node i receives from node j by N_in is the edge from j to i, hence the transposition
-    weights = torch.stack((edges.transpose(1, 2), edges), 1)
+    # By N_in node i (row) receives along the edge from j to i, which ``edges`` has in row j. By
+    # N_out it receives along the edge from i to j, in row i.
+    weights = torch.stack((edges.transpose(1, 2), edges), 1)  # [b, 2, n, n]
     if anchors is None:
         return weights
 
-    # the session of each anchor, and its number among the nodes of the session, [a] both
-    session, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-    # the weights with which each anchor sends to the n nodes of its session, by N_in and by N_out
-    by_edges = weights[session, :, :, index]  # [a, 2, n]
+    # Weights from an anchor are in one column of both matrices of its session: column ``number``,
+    # its number among the nodes there.
+    session, number = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]  # [a] both
+    by_edges = weights[session, :, :, number]  # [a, 2, n], such a column in each row
 
     # Distances replace them where the anchor sends (by N_in, by N_out), except at 0: padding, and
     # the anchor itself, which keeps its edge to itself.
     distance = anchors.distance[:, None].to(weights.dtype)  # [a, 1, n]
-    sends = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
-    weights[session, :, :, index] = torch.where(sends & (distance > 0), distance, by_edges)
+    sends = torch.stack((anchors.is_before, anchors.is_after), 1)[:, :, None]  # [a, 2, 1]
+    weights[session, :, :, number] = torch.where(sends & (distance > 0), distance, by_edges)
     return weights
 
 
@@ -290,11 +306,15 @@ class PGGNN(nn.Module):
         Returns:
             [k, d] states x'_t = GRU(x_t, m_t).
         """
-        # Sum the states of neighbours first, and multiply by W afterwards, so that padding is never
-        # multiplied. One product gives both sums: the weights of N_in stand above those of N_out.
-        sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, n] @ [b, n, d]
-        sums_in, sums_out = (nodes.unpad(half, "start") for half in sums.chunk(2, 1))  # [k, d]
-        message = torch.cat((self.into(sums_in), self.out(sums_out)), 1)
+        block = nodes.pad(x, "start")  # [b, n, d]: the nodes of each session, then zeros
+
+        # The weighted sum of the states of each node's neighbours. One product gives both sums: the
+        # n rows of weights of neighbours before the nodes are above those of neighbours after them.
+        sums = weights.flatten(1, 2) @ block  # [b, 2n, n] @ [b, n, d]
+        sum_in, sum_out = (nodes.unpad(half, "start") for half in sums.chunk(2, 1))  # [k, d] both
+
+        # W_in and W_out come last: so they multiply the k nodes only, and no padding
+        message = torch.cat((self.into(sum_in), self.out(sum_out)), 1)  # m_t, [k, 2d]
         return self.gru(message, x)
 
 
@@ -354,10 +374,12 @@ class WGAT(nn.Module):
         d = x.size(1)
         a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
 
-        # W x of each head h and node k. The letters d and e are the columns of x and of W x.
+        # W x of each head and node: the sum over d, the columns of x; e are the columns of W x
         projected = torch.einsum("hed,kd->hke", self.weight, x)  # [h, k, d]
-        # a_target W x and a_source W x of each node and head; s stands for these two products.
-        products = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
+        # The scalar products of W x with a_target and with a_source, of each node and head. Both
+        # vectors are stacked along a new dimension s of size 2.
+        vectors = torch.stack((a_target, a_source))  # [2, h, d]
+        products = torch.einsum("hke,she->ksh", projected, vectors)  # [k, 2, h]
 
         # ``pad`` makes a block [b, n, ...] of [k, ...], with the n nodes of a session in each row,
         # and zeros where a session has fewer.
@@ -365,13 +387,15 @@ class WGAT(nn.Module):
         target, source = block.permute(2, 3, 0, 1)  # [h, b, n] both
 
         # e_ij [h, b, n, n], with node i in the rows and node j in the columns
-        logits = target[..., None] + source[:, :, None] + a_edge[:, :, None, None] * weights
+        by_target, by_source = target[:, :, :, None], source[:, :, None, :]
+        logits = by_target + by_source + a_edge[:, :, None, None] * weights
         logits = nn.functional.leaky_relu(logits, 0.2)
         logits = logits.masked_fill(weights == 0, -torch.inf)
 
-        # sum_j softmax_j(e_ij) W x_j, then the mean of the heads, [b, n, d]
-        block = nodes.pad(projected.transpose(0, 1), align="start")  # W x as [b, n, h, d]
-        mixed = (logits.softmax(-1) @ block.permute(2, 0, 1, 3)).mean(0)
+        # sum_j softmax_j(e_ij) W x_j of each head, then the mean of the heads
+        values = nodes.pad(projected.transpose(0, 1), align="start")  # W x as [b, n, h, d]
+        mixed = logits.softmax(-1) @ values.permute(2, 0, 1, 3)  # [h, b, n, d]
+        mixed = mixed.mean(0)  # [b, n, d]
         return nodes.unpad(mixed, align="start") + self.bias  # ``unpad`` is the inverse of ``pad``
 
 

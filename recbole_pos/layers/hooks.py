@@ -177,7 +177,7 @@ def add_positions(scheme: nn.Module, x: Tensor, batch: SequenceBatch) -> Tensor:
 
 def require_result(
     found: Any,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     shape: Sequence[int],
     source: nn.Module,
     method: str,
@@ -188,7 +188,7 @@ def require_result(
     Args:
         found: the result.
         dtype: type to which a float64 result is cast: times are float64, and so is what is made of
-            them. A result of another type stays as it is.
+            them. A result of another type stays as it is. None: nothing is cast.
         shape: the sizes that the result must have.
         source: the scheme or model.
         method: name of the method.
@@ -205,7 +205,7 @@ def require_result(
         sizes = list(found.shape)
         fits = can_broadcast(sizes, shape) if may_broadcast else sizes == list(shape)
         if fits:
-            return found.to(dtype) if found.dtype == torch.float64 else found
+            return found if dtype is None or found.dtype != torch.float64 else found.to(dtype)
 
     # say what was returned instead
     is_tensor = isinstance(found, Tensor)
@@ -236,9 +236,8 @@ def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Te
     shape = num_rows, num_items
     if isinstance(scores, Tensor) and scores.shape == (num_rows * num_items,):
         scores = scores.view(*shape)
-    # ``require_result`` raises the error. Its second argument is the type to which it casts scores
-    # of float64. Here that is float64 itself: no score is cast.
-    return require_result(scores, torch.float64, shape, source=model, method="full_sort_predict")
+    # ``require_result`` raises the error; with a ``dtype`` it would cast scores, too
+    return require_result(scores, None, shape, source=model, method="full_sort_predict")
 
 
 def can_broadcast(sizes: Sequence[int], shape: Sequence[int]) -> bool:

@@ -38,13 +38,18 @@ class ItemTable(nn.Embedding):
     def __init__(self, num_items: int, size: int) -> None:
         """Create the table, with a row for each item; item 0 is padding.
 
+        The model may fill in ``parts`` and ``start`` afterwards.
+
         Args:
             num_items: number of items, padding included.
             size: d, size of an item vector.
         """
         super().__init__(num_items, size, padding_idx=0)
+        # modules that add something to the rows, such as a layer that embeds the item's category
         self.parts = nn.ModuleDict()
+        # vectors to begin with, such as trained ones: the numbers of some rows, and their values
         self.start: tuple[Tensor, Tensor] | None = None
+        # [num_items, size] rows and parts added up, while a ``shared`` block is open, else None
         self._shared: Tensor | None = None
 
     @property
@@ -129,14 +134,14 @@ class ItemTable(nn.Embedding):
         """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
 
         A vector is the item's row of the table, to which the modules in ``parts`` add features or
-        content. In the block ``_shared`` has the vectors, and lookups read them there. Without such
-        modules nothing has to be computed, ``_shared`` stays as it is, and lookups keep a gradient
-        that has only the rows they touch. Blocks may be nested: the end of an inner one brings back
-        the vectors of the outer one.
+        content. In the block ``_shared`` has the vectors, and lookups read them there. Blocks may
+        be nested: the end of an inner one brings back the vectors of the outer one.
 
         Yields:
             [n, d] vectors of all items.
         """
+        # Without parts the vectors are the table itself, and there is nothing to compute. Lookups
+        # read the table then, where their gradient may have only the rows that they touch.
         if not self.parts:
             yield self.vectors()
             return
@@ -202,9 +207,12 @@ class KeptGradient:
 def kept_gradient(weight: nn.Parameter) -> Iterator[KeptGradient]:
     """Keep one dense gradient of a large table in a ``with`` block, instead of a new one each step.
 
-    A new gradient of the whole table is slower to allocate and zero than a step that touches few
-    rows. In the block ``weight.grad`` is the kept one, and functions that look up rows of the table
-    give sparse gradients, which torch adds to it. After the block the table has no gradient.
+    A step of training touches few rows of a large table, but a new gradient of all rows takes long
+    to allocate and zero. In the block ``weight.grad`` is one dense matrix that stays. Lookups ask
+    :func:`takes_rows`, and then have sparse gradients of the rows that they touch. Torch adds these
+    to the matrix, and the hook ``note`` collects their rows, so that ``clear`` zeroes just these.
+
+    After the block the table has no gradient.
 
     Args:
         weight: [rows, d] the table.
@@ -214,10 +222,8 @@ def kept_gradient(weight: nn.Parameter) -> Iterator[KeptGradient]:
     """
     gradient = KeptGradient(weight)
     gradient.clear()  # sets ``weight.grad``
-    # torch calls ``note`` with each gradient of the table
-    hook = weight.register_hook(gradient.note)
-    # ``takes_rows`` looks into this list: it says for which tables gradients may be sparse
-    _kept.append(gradient)
+    hook = weight.register_hook(gradient.note)  # torch calls it with each gradient of the table
+    _kept.append(gradient)  # ``takes_rows`` finds it there
     try:
         yield gradient
     finally:
@@ -236,19 +242,19 @@ def takes_rows(weight: Tensor) -> bool:
 
 
 def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the rows that the gradient of a table has, and the indices of ``ids`` among them.
+    """Return the distinct rows of a table among ``ids``, and the index of each id among them.
 
-    A loss sums its gradient of the table by these indices. In a :func:`kept_gradient` block, as
-    ``takes_rows`` says, the gradient has only the rows that a step touches, which saves time and
-    memory where the table is large. Outside of such a block the gradient has all rows.
+    A loss reads some rows of the table, and has a gradient to these only. Where the gradient may
+    be sparse (``takes_rows``) the loss computes just these rows, and the indices say where the
+    gradient of each id belongs. Where it must be dense a row has its own number as its index.
 
     Args:
         weight: [rows, d] the table.
-        ids: int64 rows that a step touches, tensors of any shape.
+        ids: int64 numbers of rows that a loss reads, tensors of any shape.
 
     Returns:
         The distinct rows in ascending order, and for each of ``ids`` a tensor of indices of the
-        same shape. If the gradient must have all rows: None and ``ids``.
+        same shape. If the gradient must be dense: None for all rows, and ``ids`` themselves.
     """
     if not takes_rows(weight):
         return None, list(ids)
