@@ -174,6 +174,11 @@ def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
 
 
+def count_from_zero(lengths: np.ndarray) -> np.ndarray:
+    """Return int64 0, 1, 2, ... for each length, as many: [2, 3] gives [0, 1, 0, 1, 2]."""
+    return gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
+
+
 # --- batches ---
 
 

@@ -27,12 +27,11 @@ from torch import Tensor
 
 from recbole_pos.data.dataset import Dataset, read_column
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.data.windows import gather_index
+from recbole_pos.data.windows import count_from_zero, gather_index
 from recbole_pos.relations.search import (
     Edges,
     EventOrder,
     PackedSequences,
-    take_or_fill,
     top_differences,
     top_relations,
 )
@@ -44,6 +43,7 @@ from recbole_pos.relations.tables import (
     RelationTable,
     build_user_table,
     relate_classes,
+    take_or_fill,
 )
 
 
@@ -77,30 +77,29 @@ class TableRelation:
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Find the strongest relations of each interaction of a batch by one field.
 
-        The field is one of items, such as the brand, or one of interactions, such as the shop. All
-        interactions with the same value of it are a class, and ``self.table`` says how strongly two
-        classes are related.
+        The field is one of items, such as the brand, or one of interactions, such as the shop.
+        Interactions with the same value are a class, and ``self.table`` says how strongly two
+        classes are related. A field of interactions relates those of one user only: it tells about
+        the behaviour of the user, not about items.
 
         Args:
             events: [m] int64 row of each interaction of the batch in the log, the table of all
                 interactions of the dataset.
-            lookup: the columns of the log (``lookup.items``), and how many relations of each
-                interaction are kept (``lookup.top_k``).
-            order: which interactions of the batch each one may read.
+            lookup: has the item of each row (``items``), how many relations of an interaction are
+                kept (``top_k``), and whether an option allows relations between users at all
+                (``across_users``).
+            order: which interactions of the batch each one may be related to.
 
         Returns:
             Pairs of related interactions and the strength of their relation, at most
             ``lookup.top_k`` for each interaction.
         """
-        # What has the values: the item of each interaction, or the interaction itself. The table
-        # ends with the dataset, and interactions from outside it have higher numbers: they have no
-        # values of a field of interactions, which is class 0.
+        # the class [m] of each interaction: that of its item, or its own; 0 if it has no value
         entities = lookup.items[events] if self.is_of_items else events
-        classes = take_or_fill(self.table.class_of, entities, 0)  # [m]
+        classes = self.table.classify(entities)
 
-        # ``lookup.across_users``: whether the option ``cross_sequence`` allows it
-        reads_other_users = self.is_of_items and lookup.across_users
-        return top_relations(self.table, classes, order, lookup.top_k, reads_other_users)
+        across_users = self.is_of_items and lookup.across_users
+        return top_relations(self.table, classes, order, lookup.top_k, across_users)
 
 
 @dataclass(frozen=True)
@@ -120,14 +119,14 @@ class NumberRelation:
     values: np.ndarray | None = None
 
     def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return one number of each interaction, by which interactions are compared.
+        """Return the numbers by which interactions are compared: positions, times or field values.
 
-        It is the position, the time or the value of a field, whichever ``self.origin`` names.
+        ``self.origin`` says which of these.
 
         Args:
-            events: [m] int64 rows of interactions in the log, which is all of the dataset.
-                Interactions from outside the dataset have rows after its last one.
-            lookup: has positions and times of interactions, those from outside included.
+            events: [m] int64 row of each interaction in the log, the table of all interactions of
+                the dataset. Histories that are not in the dataset have the rows after its last one.
+            lookup: has the position and the time of each row, also of those histories.
 
         Returns:
             [m] float64: how many interactions of the user are older (position), seconds (time), or
@@ -137,14 +136,15 @@ class NumberRelation:
             return lookup.ranks[events].astype(np.float64)
         if self.origin == TIME:
             return lookup.times[events]
-        assert self.values is not None  # [log] the field has a value for each row of the log only
+        # the field has values for the rows of the dataset only: later rows get NaN
+        assert self.values is not None
         return take_or_fill(self.values, events, np.nan)
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Find the strongest relations of each interaction of a batch to older ones of its user.
 
-        An interaction has a number: its position, its time or the value of a field. Two
-        interactions are related by exp(-difference / scale), averaged over ``self.scales``.
+        Each interaction has a value: its position, its time or that of a field. Two interactions
+        are related by exp(-abs(difference) / scale), averaged over ``self.scales``.
 
         Args:
             events: [m] int64 row of each interaction of the batch in the log, the table of all
@@ -155,15 +155,17 @@ class NumberRelation:
                 of one user, next to each other in the batch, the oldest first.
 
         Returns:
-            Pairs of an interaction and an older one, at most ``self.max_back`` before it in its
-            sequence, and the strength of their relation; at most ``lookup.top_k`` for each.
+            Pairs of an interaction and an older one, at most ``self.max_back`` places before it in
+            its sequence, and the strength of their relation; at most ``lookup.top_k`` for each.
         """
-        numbers = self.read_numbers(events, lookup)  # [m]
-        # Positions and times never fall along a sequence. So the interactions just before one have
-        # the most similar numbers, and ``top_differences`` need not compare others.
-        is_rising = self.origin in (POSITION, TIME)
         return top_differences(
-            numbers, order.sequence, lookup.top_k, self.scales, self.max_back, is_rising
+            self.read_numbers(events, lookup),
+            order.sequence,
+            lookup.top_k,
+            self.scales,
+            self.max_back,
+            # positions and times never fall, so the search can end at the ``top_k`` just before
+            is_rising=self.origin in (POSITION, TIME),
         )
 
 
@@ -214,36 +216,33 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
-        """Prepare the search for related interactions, which is made for every batch.
+        """Read a dataset and its fields, by which the interactions of each batch will be related.
 
         Two interactions are related if they agree in a field, such as the brand of their items, or
         have similar values of it, such as times. A model adds to the state of an interaction the
-        states of interactions that it is related to: the interaction *reads* them.
+        states of related ones.
 
         Args:
-            relations: the entries of the option ``relations``: the fields, which are of
-                interactions, of their items or of their users.
+            relations: the fields, each of interactions, of their items or of their users.
             dataset: training part of a dataset.
             top_k: how many relations to keep of each interaction and field.
-            cross_sequence: whether interactions of other users are read, and which. With ``none``
-                they are not. Otherwise an interaction reads those that come before it, in the order
-                of their real times (``time_respecting``) or of random ones (``random_order``).
-            max_length: L, the most interactions of a window.
+            cross_sequence: to which interactions of other users one may be related: to earlier ones
+                (``time_respecting``), to those before it in a random order (``random_order``), or
+                to none (``none``).
+            max_length: the most interactions of a history that a model reads at once.
             seconds: seconds in one unit of the time field.
-            default_self_relation: by fields of users an interaction is related to itself, too. This
-                is how strongly, if its user has no value: 1 where the model replaces a state by the
-                sum of related ones, so that the state stays; 0 where it adds the sum to the state.
+            default_self_relation: weight of an interaction's own state in the sum of related states
+                if no field of its user has a value; a field with a value gives a weight of its own,
+                such as 1 for the same age.
         """
-        # options
         self.top_k, self.max_length = top_k, max_length
         self.cross_sequence, self.across_users = cross_sequence, cross_sequence != "none"
         self.default_self_relation = default_self_relation
+        self._read_log(dataset, seconds)  # columns: user, item, time, ... of each interaction
 
-        self._read_log(dataset, seconds)  # in which the interactions of a batch are looked up
-
-        # For each field of interactions or items an object whose ``find_top`` finds the relations
-        # of a batch by it. For all fields of users together one table that says how strongly users
-        # are related, or None without such fields.
+        # For each field of interactions or items there is an object whose ``find_top`` finds the
+        # relations of a batch. For all fields of users together there is one table, which says how
+        # strongly users are related; None without such fields.
         of_users = [relation for relation in relations if relation.is_of_users]
         others = [relation for relation in relations if not relation.is_of_users]
         self.by_attribute = [self._build_relation(relation, dataset) for relation in others]
@@ -320,12 +319,13 @@ class RelationLookup:
             The copy, whose columns of the log have the new rows.
         """
         num_users = len(self.offsets) - 1
-        users = num_users + np.repeat(np.arange(len(lengths)), lengths)
-        # as many numbers from 0 on as each history has interactions
-        ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
-        times = np.zeros(len(items)) if times is None else times
-        new_columns = {"users": users, "items": items, "times": times, "ranks": ranks}
-        new_columns["is_trained"] = np.zeros(len(items), dtype=bool)
+        new_columns = {
+            "users": num_users + np.repeat(np.arange(len(lengths)), lengths),
+            "items": items,
+            "times": np.zeros(len(items)) if times is None else times,
+            "ranks": count_from_zero(lengths),  # 0, 1, 0, 1, 2 for the lengths 2 and 3
+            "is_trained": np.zeros(len(items), dtype=bool),
+        }
 
         # an ``ExtendedColumn`` is indexed as if the new column followed that of the log
         extended = copy.copy(self)
@@ -372,10 +372,14 @@ class RelationLookup:
         return PackedSequences(events, lengths, sequence, is_source, is_predicted)
 
     def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
-        """Cut whole histories into windows of at most L interactions, as a model can read them.
+        """Cut histories into windows, which are pieces of at most ``max_length`` interactions.
 
-        With L = 50 a history of 120 interactions becomes windows of 20, 50 and 50, one sequence, in
-        which later interactions read earlier ones.
+        With a ``max_length`` of 50, histories of 120 and 30 interactions become the windows
+
+            lengths     20  50  50  30
+            sequence     0   0   0   1
+
+        The windows of a history are one sequence, in which later interactions read earlier ones.
 
         Args:
             start, end: [histories] a history is the rows ``start`` to ``end - 1`` of the dataset's
@@ -387,32 +391,30 @@ class RelationLookup:
             The windows of all histories, one after the other.
         """
         sizes = end - start
-        num_windows = -(-sizes // self.max_length)  # division rounded up
+        num_windows = -(-sizes // self.max_length)  # division rounded up: 3, 1 in the example
         sequence = np.repeat(np.arange(len(sizes)), num_windows)
 
-        # all windows have L interactions, but the oldest one of a history, which has the rest
+        # The oldest window of each history, here the windows 0 and 3, has what full ones leave.
         lengths = np.full(len(sequence), self.max_length)
-        oldest_window = np.cumsum(num_windows) - num_windows  # 0, 3 for 3 windows and then others
+        oldest_window = np.cumsum(num_windows) - num_windows
         lengths[oldest_window] = sizes - (num_windows - 1) * self.max_length
 
-        # the rows from ``start`` on, as many as ``sizes`` says: 7, 8, 2, 3, 4 for 7, 2 and 2, 3
-        events = gather_index(start, sizes)
+        events = gather_index(start, sizes)  # the rows of all histories
         is_source = np.full(len(events), is_bank)  # whether other users may read an interaction
         is_predicted = np.full(len(lengths), not is_bank)  # whether items are predicted after it
         return PackedSequences(events, lengths, sequence, is_source, is_predicted)
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the bank: the newest training interactions of some users, for others to read.
+        """Return the newest training interactions of some users, up to ``max_length`` of each.
 
-        When items are predicted for a user, the states of the bank are added to those of the user's
-        interactions, as in training those of other users in the batch. Of each user the bank has
-        the newest L training interactions, or all if there are fewer.
+        They are called the bank. When items are predicted for a user, the model adds states of
+        interactions in the bank to those of related interactions of the user.
 
         Args:
             users: [n] int64 ids; a user without training interactions is left out.
 
         Returns:
-            One window for each user, which other users may read.
+            The interactions of each user in one piece (a window).
         """
         # training interactions of user u are the rows offsets[u] to train_end[u] - 1 of the log
         users = users[self.train_end[users] > self.offsets[users]]
@@ -421,55 +423,59 @@ class RelationLookup:
         return self.pack_histories(start, end, is_bank=True)
 
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
-        """Decide which interactions of a batch each one may read, so that nothing leaks.
+        """Return what decides which interactions of a batch each one may read, so nothing leaks.
 
         To read an interaction is to add its state to one's own. An interaction may read
 
-        - those before it in its own sequence: windows of one user, one or several in a row; and
+        - those before it in its own sequence, a part of its user's history; and
         - those of other users that arrive before it, if they are ``is_source``.
 
         A user's interactions arrive from the oldest to the newest, so none reads its user's future.
 
         Args:
-            rows: the windows of the batch; ``rows.events`` [m] has the rows of the m interactions
-                in the dataset's log, ``rows.lengths`` how many interactions each window has.
+            rows: the batch of windows, pieces of histories. ``rows.events`` [m] are the rows of the
+                interactions in the dataset's log. By window there are ``lengths`` (how many
+                interactions), ``sequence`` and ``is_predicted`` (whether items are predicted).
             rng: generator of random arrival times.
 
         Returns:
-            Arrays [m]: each interaction's user, sequence, place in the order of arrival, whether
-            other users may read it, and its place in its window.
+            The user, sequence, arrival and so on of each of the m interactions.
         """
-        # the window of each interaction, and its place there: for windows of 2 and 3 interactions
-        # 0, 0, 1, 1, 1 and 0, 1, 0, 1, 2
+        # the window of each interaction: 0, 0, 1, 1, 1 for windows of 2 and 3 interactions
         window = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
-        column = gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths)
 
-        # the place in the order of arrival, the same for equal times: 3.5, 1.0, 3.5 become 1, 0, 1
+        # times become places in the order of arrival, equal for equal ones: 3.5, 1.0, 3.5 give
+        # 1, 0, 1
         time = self._choose_arrival_times(rows.events, rows.is_predicted[window], rng)
         _, arrival = np.unique(time, return_inverse=True)
 
-        # a training interaction may be read by other users, a held-out one never
-        is_source = rows.is_source & self.is_trained[rows.events]
-        user, sequence = self.users[rows.events], rows.sequence[window]
-        return EventOrder(user, sequence, arrival.reshape(-1), is_source, column)
+        return EventOrder(
+            user=self.users[rows.events],
+            sequence=rows.sequence[window],
+            arrival=arrival.reshape(-1),
+            # whether other users may read it; never if it is held out of training
+            is_source=rows.is_source & self.is_trained[rows.events],
+            column=count_from_zero(rows.lengths),  # the place in its window: 0, 1, 0, 1, 2
+        )
 
     def _choose_arrival_times(
         self, events: np.ndarray, is_predicted: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """Return [m] float64: when each interaction arrives, its real time or a made-up one.
+        """Return the times [m] float64 that order interactions of different users.
 
-        Times are real if the option ``cross_sequence`` is time_respecting. Otherwise the k-th
-        interaction of each user arrives at a random time about k; or at time k itself where items
-        are predicted, so that predictions do not depend on chance.
+        An interaction may read those of other users that have a smaller arrival time. The option
+        ``cross_sequence`` says what this time is. With ``time_respecting`` it is the real time.
+        Else the k-th interaction of a user has a random time, with a mean of k. If items are to be
+        predicted after it, it has the time k, so that predictions do not depend on chance.
 
         Args:
-            events: [m] int64 rows of the interactions in the dataset's log.
-            is_predicted: [m] bool, whether items are predicted after the interaction's window.
+            events: [m] int64 row of each interaction in the dataset's log.
+            is_predicted: [m] bool, whether items are to be predicted after the interaction.
             rng: generator of the random times.
         """
         if self.cross_sequence == "time_respecting":
             return self.times[events]
-        time = self.ranks[events] + 1.0  # k; ``ranks``: how many of the user are older
+        time = self.ranks[events] + 1.0  # k, as ``ranks`` is how many of the user are older
         time[~is_predicted] = self._sample_arrival_times(events[~is_predicted], rng)
         return time
 
@@ -506,31 +512,27 @@ class RelationLookup:
         return arrival_time[index.reshape(-1)]  # one for each of ``events`` again
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
-        """Find the ``top_k`` strongest relations of every interaction, by each attribute.
-
-        An interaction is related to those that it may read and that are similar in an attribute of
-        their items, of themselves (such as their times) or of their users.
+        """Find the ``top_k`` strongest relations of each interaction in a batch, by each attribute.
 
         Args:
-            rows: ``rows.events`` [m] has the rows of the batch's m interactions in the log.
-            order: which interactions each one may read, and the user of each.
+            rows: the batch; ``rows.events`` [m] are the rows of its m interactions in the log, the
+                table of all interactions of the dataset.
+            order: to which of the others each interaction may be related, and the user of each.
 
         Returns:
-            A list with the relations by each attribute of items or interactions; and the relations
-            by all attributes of users together, None if there are no such attributes.
+            The relations by each attribute of items (such as brands) or of interactions (such as
+            times), as a list; and the relations by all attributes of users together, None if there
+            are no attributes of users.
         """
-        # ``by_attribute`` has an object for each attribute of items or interactions. ``find_top``
-        # is given ``self`` to read the items or times of the interactions, and ``top_k``, from it.
+        # ``find_top`` looks up the items or times of the interactions in this object
         edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
-        if self.user_table is None:  # no attributes of users
+        if self.user_table is None:
             return edges, None
 
-        # Users with equal attributes are a class, and ``user_table`` says how strongly classes are
-        # related. Class 0 is for users without attributes: here for those from outside the dataset,
-        # whose ids are past the last one of ``class_of`` [users].
-        classes = take_or_fill(self.user_table.class_of, order.user, 0)
-        # ``same_column``: as in the paper, the n-th interaction of a window is related only to the
-        # n-th ones of other windows.
+        # Users with equal attributes are a class, and the table relates classes. The n-th
+        # interaction of a window (a piece of a history) is related only to the n-th ones of others,
+        # as in the paper: their ``column`` is the same.
+        classes = self.user_table.classify(order.user)
         user_edges = top_relations(
             self.user_table, classes, order, self.top_k, self.across_users, same_column=True
         )
@@ -543,55 +545,55 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """Compute the relations among the m interactions of a batch as sparse matrices [m, m].
+        """Compute the relations among the m interactions of a batch as sparse matrices.
 
-        The model multiplies the states of the interactions by such a matrix: interaction i gets a
-        sum of the states of interactions j that it is related to, with entry i, j as the weight.
+        Entry i, j of a matrix is the weight with which the state of interaction j is added to that
+        of interaction i.
 
         Args:
-            rows: the windows of the batch, one after the other.
+            rows: the interactions of the batch, history after history.
             rng: generator of random numbers, by which interactions without real times are ordered.
             device, dtype: of the matrices.
 
         Returns:
-            ``heads``: for M attributes of items and interactions M matrices, one under the other,
-            [M m, m]. ``users``: one matrix [m, m] for all attributes of users together. Either is
-            None without such attributes.
+            ``heads``: the M matrices [m, m] of the M attributes of items and of interactions,
+            stacked to one [M m, m]. ``users``: one matrix [m, m] for all attributes of users
+            together. Each is None if there are no such attributes.
         """
-        # ``make_order`` decides which interactions each one may read. ``find`` lists the related
-        # ones among these as edges: two interactions and a weight.
-        order = self.make_order(rows, rng)
+        order = self.make_order(rows, rng)  # which interactions each one may be related to
+        # of these the related ones: lists of edges, an edge being two interactions and a weight
         edges_by_attribute, user_edges = self.find(rows, order)
-        m = len(order)
 
-        # ``stack_relations`` makes a matrix of each list of edges, and puts one under the other.
-        heads = users = None
+        m, heads, users = len(order), None, None
         if edges_by_attribute:
             heads = stack_relations(edges_by_attribute, m, device, dtype)
         if user_edges is not None:
-            # A model may replace a state by its sum over users, so the state itself is added to it.
+            # the sum may take the place of a state, so that state is made part of it
             user_edges = self._add_self_relations(user_edges, order)
             users = stack_relations([user_edges], m, device, dtype)
         return BatchRelations(heads, users)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
-        """Return relations by attributes of users, and m more: of every interaction to itself.
+        """Add to relations by attributes of users those of every interaction to itself.
 
-        A relation is an edge: the state of its source is added to that of its reader, times its
-        value. Here both are the same interaction. The value says how strongly its user is related
-        to itself (AttrFormer, section 3.1.3); without attributes it is ``default_self_relation``.
+        For example, interaction 1 is related to 0 with 0.5, and the users of both are related to
+        themselves with 1. Then the result has the pairs (0, 0), (1, 1) and (1, 0) with the values
+        1, 1 and 0.5 (AttrFormer, section 3.1.3).
 
         Args:
-            edges: relations by attributes of users between different interactions.
-            order: the m interactions of the batch, for their users.
+            edges: the relations between different interactions: pairs of a reader and a source,
+                whose state is added to that of the reader, and the values, which are the weights.
+            order: the m interactions of the batch; ``order.user`` [m] are their users.
+
+        Returns:
+            The relations with m more, sorted by reader.
         """
-        assert self.user_table is not None  # how strongly users are related
-        # Users with equal attributes are a class. Those without attributes are related to nothing,
-        # not even to themselves: their ``self_relation`` [classes] is 0. A user from outside the
-        # dataset, whose id is past the last one of ``class_of`` [users], has none: that is class 0.
-        classes = take_or_fill(self.user_table.class_of, order.user, 0)
+        assert self.user_table is not None
+        # how strongly the user of each interaction is related to itself, 0 without attributes
+        classes = self.user_table.classify(order.user)
         value = self.user_table.self_relation[classes]
         value[value == 0] = self.default_self_relation
 
-        event = np.arange(len(order))  # both reader and source
-        return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])
+        itself = np.arange(len(order))  # both the reader and the source
+        self_relations = itself, itself, value
+        return Edges.from_parts([self_relations, (edges.reader, edges.source, edges.value)])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recbole_pos.data.windows import gather_index
+from recbole_pos.data.windows import count_from_zero, gather_index
 from recbole_pos.relations.tables import WEAKEST, RelationTable, similarity
 
 # most classes of a reader searched in the first round; each later round searches four times as many
@@ -134,53 +134,50 @@ class Edges:
 
 
 class _SortedInteractions:
-    """Interactions sorted by several numbers of each, such as first by class, then by arrival.
+    """Interactions sorted by several columns, such as first by class, then by arrival.
 
     Attributes:
         events: [n] int64 the interactions, sorted.
-        keys: [n] int64 their keys, which never fall: all numbers of an interaction made into one.
-        sizes: how many values each of the numbers may have.
+        keys: [n] int64 their keys, which never fall: the columns of an interaction made one number.
+        sizes: how many values each of the columns may have.
     """
 
-    def __init__(self, events: np.ndarray, *numbers: np.ndarray) -> None:
-        """Sort interactions by several numbers of each: by the first, if equal by the second, ...
+    def __init__(self, events: np.ndarray, *columns: np.ndarray) -> None:
+        """Sort interactions by the first column, those with equal values by the second, and so on.
 
-        The numbers of an interaction are made one, its key, as hours and minutes make minutes. Let
-        interactions 0, 1, 2 have the classes 2, 1, 2 and the arrivals 5, 6, 4, all below 7. Their
-        keys class * 7 + arrival are 19, 13, 18. So sorted they are 1, 2, 0 (``self.events``).
+        For example, interactions 0, 1, 2 with the columns [2, 1, 2] and [5, 6, 4] are sorted 1, 2,
+        0. For this the columns are made one *key*. The second column has values below 7, so the key
+        is 7 * first + second, here 19, 13, 18.
 
         Args:
-            events: [n] int64 the interactions to sort, ascending; some or all of the batch.
-            *numbers: an array [m] int64 for each number to sort by, such as the class, with the
-                values of all m interactions of the batch, 0 or more.
+            events: [n] int64 the interactions to sort, ascending; some or all of a batch of m.
+            *columns: [m] int64 each, a value of 0 or more for every interaction of the batch.
         """
-        # how many values each number may have: 3 for classes and 7 for arrivals in the example
-        self.sizes = tuple(int(values.max(initial=0)) + 1 for values in numbers)
-        keys = np.ravel_multi_index([values[events] for values in numbers], self.sizes)
+        # how many values each column may have: (3, 7) in the example
+        self.sizes = tuple(int(column.max(initial=0)) + 1 for column in columns)
+        keys = np.ravel_multi_index([column[events] for column in columns], self.sizes)
         by_key = np.argsort(keys, kind="stable")
         self.events, self.keys = events[by_key], keys[by_key]
 
     def find_range(
         self, leading: Sequence[np.ndarray], start: np.ndarray | int, stop: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Find the interactions of given numbers, such as of class 3 and with arrivals below 7.
+        """Find interactions by their values in the sorted columns; this makes k searches at once.
 
-        Interactions are sorted by several numbers of each: by class and, where that is the same, by
-        arrival. Those with one class and a range of arrivals are then neighbours, and bisection
-        finds where they begin and end. That is done for k searches at once.
+        Let the columns be class and arrival. A search for class 3 and arrivals 0 to 6 has 3 in
+        ``leading``, ``start`` 0 and ``stop`` 7. What it finds are neighbours, as interactions are
+        sorted by class, and those of one class by arrival.
 
         Args:
-            leading: what each search wants of the first numbers, here of the class: an array [k]
-                int64 for each number but the last.
-            start, stop: [k] int64 the range that each search wants of the last number, here of the
-                arrival: from ``start``, which may be one value for all, to ``stop`` - 1.
+            leading: for every column but the last an array [k] int64: the value of each search.
+            start, stop: [k] int64 range of values of the last column, without ``stop`` itself;
+                ``start`` may be one number for all searches.
 
         Returns:
             [k] int64 begin and [k] int64 end: search i finds ``self.events[begin[i] : end[i]]``.
         """
-        # The numbers of an interaction are joined into one, its key, as hours and minutes are. If
-        # there are 10 arrivals (``sizes`` has 10 in the end), class 3 has keys from 30 to 39, and
-        # the search above is for those from 30 to 36. ``self.keys`` has the keys, which never fall.
+        # ``self.keys`` has one number for each interaction, its key: if there are 10 arrivals, it
+        # is 10 * class + arrival. So the search above is for the keys from 30 to below 37.
         first_key = np.ravel_multi_index((*leading, start), self.sizes)
         end_key = np.ravel_multi_index((*leading, stop), self.sizes)
         return np.searchsorted(self.keys, first_key), np.searchsorted(self.keys, end_key)
@@ -308,10 +305,10 @@ class _Ranges:
             [sum of ``count``] int64 the index of the range; and [sum of ``count``] int64 the
             interaction.
         """
-        # For counts 2 and 3: the indices 0, 0, 1, 1, 1 of ranges, and the places 0, 1, 0, 1, 2 from
-        # the end of a range. ``gather_index`` lists as many numbers as the count, here from 0 on.
+        # for counts 2 and 3: the indices 0, 0, 1, 1, 1 of ranges, and the places 0, 1, 0, 1, 2 from
+        # the end of a range
         index = np.repeat(np.arange(len(count)), count)
-        place_from_end = gather_index(np.zeros_like(count), count)
+        place_from_end = count_from_zero(count)
         return index, self.events[self.end[index] - 1 - place_from_end]
 
 
@@ -326,79 +323,84 @@ class _ReadableInteractions:
         order: EventOrder,
         across_users: bool,
     ) -> None:
-        """Sort the interactions of a batch in three ways, one for each search of :meth:`find`.
+        """Sort the m interactions of a batch in three ways, each for one kind of search.
 
-        An interaction, the reader, searches the interactions of a class, such as a brand, for
-
-            by_number     those before it in its own sequence, which is interactions of one user
-            by_arrival    those of any user that arrive before it, in an order of the whole batch
-            by_user       those of its own user that arrive before it
-
-        It may read those by number, and those by arrival that are not among those by user.
+        A search is for interactions of one class, such as a brand, that another interaction, the
+        reader, may read: it adds their states to its own. These are older ones of its own sequence,
+        a part of its user's history, and ones of other users that come before it in the order of
+        the whole batch (``order.arrival``).
 
         Args:
-            own_class: [m] int64 class of each of the m interactions, such as the brand of its item.
-            column: [m] int64: interactions may read each other only if their column is the same.
-                It is the place in a window, or 0 for all interactions.
-            classified: int64 numbers of the interactions that have a class, ascending.
-            order: user, sequence and arrival of each interaction, and whether other users may read
-                it (``is_source``). A sequence has consecutive numbers, the oldest first.
+            own_class: [m] int64 class of each interaction.
+            column: [m] int64: an interaction may read only those with the same number here. It is
+                the place in a window, or 0 for all if the place does not matter.
+            classified: indices of the interactions that have a class, ascending.
+            order: for each interaction its user, sequence and arrival, and whether other users may
+                read it (``is_source``). Those of a sequence are next to each other, oldest first.
             across_users: whether interactions of other users are read at all.
         """
         # ``_SortedInteractions(interactions, a, b, c)`` sorts interactions by a, equal ones by b,
-        # and equal ones by c. So those of one class (a), one column (b) and a range of arrivals
-        # (c), such as all below that of the reader, are neighbours.
-        number = np.arange(len(order))
-        self.by_number = _SortedInteractions(classified, own_class, column, number)
+        # and equal ones by c. So those of one a, one b and all c below a limit are neighbours,
+        # which a search finds by bisection.
+
+        # for older interactions of a sequence: by class, column and index in the batch
+        index = np.arange(len(order))
+        self.by_index = _SortedInteractions(classified, own_class, column, index)
+
+        # For interactions that come before the reader: of all users, and of the reader's own user,
+        # which are to be left out of the former.
         sources = classified[order.is_source[classified]] if across_users else classified[:0]
         self.by_arrival = _SortedInteractions(sources, own_class, column, order.arrival)
         self.by_user = _SortedInteractions(sources, own_class, column, order.user, order.arrival)
 
-        # what a search reads of the reader; ``first`` is the first interaction of its sequence
+        # for the reader; ``first`` [m] is the index of the first interaction of its sequence
         self.order, self.column = order, column
         self.first = np.searchsorted(order.sequence, order.sequence, "left")
 
     def find(
         self, source_class: np.ndarray, reader: np.ndarray
     ) -> tuple[_Ranges, _Ranges, np.ndarray]:
-        """Find what n readers may read, each of one class, as ranges of sorted interactions.
+        """Find what each of n readers may read of one class, such as a brand.
 
         A reader is an interaction that reads others: it adds their states to its own. It may read
-        those before it in its own sequence, and those of other users that arrive before it, in an
-        order of the whole batch. For example, of a class (such as a brand) are
+        those before it in its own sequence, and those of other users that arrive before it: their
+        arrival, the place in an order of the whole batch, is smaller. For example, of a class are
 
-            number   0    1    2    3
-            user     ann  ann  bob  bob
-            arrival  0    2    1    3
+            interaction    0    1    2    3
+            user           ann  ann  bob  bob
+            arrival        0    2    1    3
 
         Reader 3 may read 2, of its own sequence, and 0 and 1, of another user.
 
         Args:
             source_class: [n] int64 the class that each reader searches.
-            reader: [n] int64 number of each reader.
+            reader: [n] int64 index of each reader in the batch.
 
         Returns:
-            own: the range of those before each reader in its own sequence: 2 in the example.
-            arrived: the range of those of all users that arrive before it: 0, 2 and 1.
+            own: those before each reader in its own sequence, as a range of sorted interactions: 2
+            in the example.
+            arrived: those of all users that arrive before it: 0, 2 and 1.
             num_own_user: [n] int64 how many of ``arrived`` are of the reader's own user, and so to
             be skipped by the caller: 1.
         """
-        # A reader searches one class and one column, which is its place in its window where only
-        # interactions at the same place are read, and else 0 for all.
+        # Only interactions with the reader's ``column`` are read: its place in its window, or 0 for
+        # all. ``find_range`` finds those of a class, a column and a range of a third value, such as
+        # arrivals; the range is given by its first value and the one after its last.
         class_and_column = source_class, self.column[reader]
         user, arrival = self.order.user[reader], self.order.arrival[reader]
 
-        # numbers from the first one of the reader's sequence to the one before the reader
-        begin, end = self.by_number.find_range(class_and_column, self.first[reader], reader)
-        own = _Ranges(self.by_number.events, begin, end)
+        # indices in the batch from the first one of the reader's sequence to before the reader
+        begin, end = self.by_index.find_range(class_and_column, self.first[reader], reader)
+        own = _Ranges(self.by_index.events, begin, end)
 
-        # arrivals from 0 to below that of the reader
+        # arrivals from 0 to before that of the reader
         begin, end = self.by_arrival.find_range(class_and_column, 0, arrival)
         arrived = _Ranges(self.by_arrival.events, begin, end)
 
         # the same arrivals, but of the reader's own user
         begin, end = self.by_user.find_range((*class_and_column, user), 0, arrival)
-        return own, arrived, end - begin  # the last is num_own_user
+        num_own_user = end - begin
+        return own, arrived, num_own_user
 
 
 def _allocate(
@@ -406,38 +408,41 @@ def _allocate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decide how many interactions each reader takes of each class that it searches.
 
-    A reader is an interaction that reads others until it has as many as it lacks. It goes through
-    its classes, such as brands, one after the other. Of each it takes interactions of its own user
-    first, then those of other users. For example, one reader lacks 4 and searches two classes:
+    A reader needs a number of interactions. It searches classes, such as brands, one after the
+    other. Of each it takes interactions of its own user first, then those of other users, until it
+    has enough. For example, reader 0 needs 4 and searches two classes, reader 1 needs 2 in one:
 
-                                       first class  second class
-        the class has of its own user            1             2
-        the class has of other users             2             5
-        it lacks before the class                4             1
-        it takes of its own user                 1             1
-        it takes of other users                  2             0
+        reader         0  0  1
+        num_own        1  2  3
+        num_others     2  5  0
+        own_count      1  1  2
+        other_count    2  0  0
+
+    From its first class reader 0 takes 3, so that it takes 1 more from the second.
 
     Args:
         num_own, num_others: [n] int64 for n pairs of a reader and a class: how many interactions
             the class has of the reader's own user, and of other users.
-        reader: [n] int64 the reader of each pair, a number below m, never falling.
-        remaining: [m] int64 how many interactions each of the m readers lacks.
+        reader: [n] int64 the reader of each pair, never falling.
+        remaining: [m] int64 how many interactions each of the m readers needs: here [4, 2].
 
     Returns:
-        [n] int64 how many it takes of its own user, and [n] int64 how many of others.
+        own_count: [n] int64 how many interactions of its own user a reader takes of the class.
+        other_count: [n] int64 how many of other users.
     """
-    # How many interactions the earlier classes of the same reader have, here 0 and 3: a running
-    # sum over all pairs, less what it was at the reader's first pair.
+    # how many interactions all pairs before have: 0, 3, 10 in the example
     num_offered = num_own + num_others
-    offered_by_all = np.cumsum(num_offered) - num_offered
-    first_pair = np.searchsorted(reader, reader, "left")
-    offered_before = offered_by_all - offered_by_all[first_pair]
+    offered_before = np.cumsum(num_offered) - num_offered
 
-    # What is lacking before the class, and what is lacking after those of the own user; below 0 if
-    # there were more than enough, and then nothing is taken.
-    num_lacking = remaining[reader] - offered_before
-    own_count = np.clip(num_lacking, 0, num_own)
-    other_count = np.clip(num_lacking - num_own, 0, num_others)
+    # Of these only the pairs of the same reader count: 0, 3, 0. So the number at the reader's first
+    # pair, which is pair 0, 0, 2, is subtracted.
+    first_pair = np.searchsorted(reader, reader, "left")
+    offered_to_reader = offered_before - offered_before[first_pair]
+
+    # what the reader needs before the class: 4, 1, 2; nothing is taken if that is below 0
+    num_needed = remaining[reader] - offered_to_reader
+    own_count = np.clip(num_needed, 0, num_own)
+    other_count = np.clip(num_needed - num_own, 0, num_others)
     return own_count, other_count
 
 
@@ -446,9 +451,9 @@ def _take_other_users(
 ) -> tuple[np.ndarray, np.ndarray]:
     """List the newest interactions of each range that are not of the reader's own user.
 
-    A range is interactions that one reader, another interaction, may read, the newest last. For
-    example, they are of eve, ann, bob, ann, bob, the reader is of bob, and 2 are to be taken: those
-    of ann. Since 2 of the range are of bob, the newest 2 + 2 have enough others.
+    A range is interactions, the newest last, that one interaction, its reader, may read. For
+    example, range 0 has the interactions 0 to 4, of eve, ann, bob, ann, bob, and a reader of bob.
+    If 2 are to be listed, these are 3 and 1, both of ann.
 
     Args:
         ranges: n ranges of interactions; ``ranges.size`` says how many each has.
@@ -461,17 +466,19 @@ def _take_other_users(
         [sum of ``count``] int64 the index of the range; and [sum of ``count``] int64 the
         interaction.
     """
-    # Look at the newest of each range: at as many as are to be taken or may have to be skipped.
-    # ``take_newest`` lists them range by range, the newest first, as pairs of range and interaction
-    num_inspected = np.where(count > 0, np.minimum(count + num_own, ranges.size), 0)
-    index, event = ranges.take_newest(num_inspected)
+    # List the newest ``count + num_own`` of each range, which have enough of other users. In the
+    # example these are 2 + 2: ``event`` is 4, 3, 2, 1, and ``index``, the range, is 0, 0, 0, 0.
+    num_listed = np.where(count > 0, np.minimum(count + num_own, ranges.size), 0)
+    index, event = ranges.take_newest(num_listed)
 
-    # skip those of the reader's own user
+    # leave out those of the reader's own user: 3, 1 remain
     is_other = user[event] != user[reader[index]]
     index, event = index[is_other], event[is_other]
 
-    # take the first ``count`` of each range: ranges 4, 4, 4, 6 have the places 0, 1, 2, 0
-    place_in_range = np.arange(len(index)) - np.searchsorted(index, index, "left")
+    # Of each range take the first ``count``. The places in a range begin with 0 where the range
+    # does: if the index is 4, 4, 4, 6, ranges begin at 0, 0, 0, 3, and the places are 0, 1, 2, 0.
+    range_begin = np.searchsorted(index, index, "left")
+    place_in_range = np.arange(len(index)) - range_begin
     is_taken = place_in_range < count[index]
     return index[is_taken], event[is_taken]
 
@@ -479,58 +486,39 @@ def _take_other_users(
 def _restrict_table(
     table: RelationTable, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the part of a table that relates the classes of a batch to each other.
+    """Return the part of a table that relates the k classes of a batch, renumbered 0 to k - 1.
 
-    A class is a value of a field, such as a brand. The table lists pairs of related classes, all
-    pairs of class 0 first, then those of class 1, and so on: class c has the pairs
-    ``table.indptr[c]`` to ``table.indptr[c + 1] - 1``. Pair p relates it to class
-    ``table.related[p]`` with the strength ``table.values[p]``. A batch has few of all classes, so
-    other pairs are left out, and the k classes of the batch are numbered 0 to k - 1.
+    The table is a sparse matrix in three arrays: class c is related to the classes
+    ``related[indptr[c] : indptr[c + 1]]``, with the strengths ``values`` at the same indices. For
+    example, 1 is related to 1, 2, 3; 2 to 2, 1; and 3 to 3, 1. The batch has 1 and 3 only, which
+    become 0 and 1:
+
+        indptr     [0, 0, 3, 5, 7]           ->    offsets    [0, 2, 4]
+        related    [1, 2, 3, 2, 1, 3, 1]     ->    related    [0, 1, 1, 0]
 
     Args:
         table: which classes are related, and how strongly.
         classes: [k] int64 the classes of the batch, ascending.
 
     Returns:
-        The same three arrays for the batch, in which classes are their new numbers: offsets [k + 1]
-        int64 in place of ``indptr``, related classes [pairs] int64, and strengths [pairs] float64.
+        offsets [k + 1] int64, related [pairs] int64 and values [pairs] float64 of the batch.
     """
-    # the new number of each class of the table, -1 for one that is not in the batch
+    # the new number of each class of the table, -1 if it is not in the batch: here -1, 0, -1, 1
     new_number = np.full(len(table.indptr) - 1, -1)
     new_number[classes] = np.arange(len(classes))
 
-    # all pairs of the batch's classes (``gather_index`` lists ``num_pairs`` indices of each, from
-    # its first pair on), with the new numbers of their two classes
-    num_pairs = np.diff(table.indptr)[classes]
-    pair = gather_index(table.indptr[classes], num_pairs)
-    first_class = np.repeat(np.arange(len(classes)), num_pairs)
-    second_class = new_number[table.related[pair]]
+    # The entries of the batch's classes are 0, 1, 2 and 5, 6 (``gather_index`` lists so many from
+    # each first one on). They relate the new classes 0, 0, 0, 1, 1 to 0, -1, 1, 1, 0.
+    num_entries = np.diff(table.indptr)[classes]
+    entry = gather_index(table.indptr[classes], num_entries)
+    row = np.repeat(np.arange(len(classes)), num_entries)
+    column = new_number[table.related[entry]]
 
-    # the pairs whose second class is in the batch, too; 2, 0 and 1 of them give offsets 0, 2, 2, 3
-    is_kept = second_class >= 0
-    num_kept = np.bincount(first_class[is_kept], minlength=len(classes))
+    # keep the entries whose second class is in the batch, too: here 2 of each class
+    is_kept = column >= 0
+    num_kept = np.bincount(row[is_kept], minlength=len(classes))
     offsets = np.append(0, np.cumsum(num_kept))
-    return offsets, second_class[is_kept], table.values[pair[is_kept]]
-
-
-def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
-    """Return the values at some indices, and ``fill_value`` where an index is past the last value.
-
-    That happens for histories from outside the dataset, whose users and interactions are numbered
-    on from those of the log. Values 5, 6 at the indices 1, 0, 2 and a fill of 0 give 6, 5, 0.
-
-    Args:
-        values: [n] values.
-        index: [m] int64 indices, which may be n or more.
-        fill_value: what stands for a value that does not exist.
-
-    Returns:
-        [m] in the type of ``values``.
-    """
-    result = np.full(len(index), fill_value, dtype=values.dtype)
-    is_known = index < len(values)
-    result[is_known] = values[index[is_known]]
-    return result
+    return offsets, column[is_kept], table.values[entry[is_kept]]
 
 
 def top_differences(
@@ -563,26 +551,34 @@ def top_differences(
     # Each interaction is compared with the ``num_back`` before it. If numbers never fall, the k
     # just before it have the most similar ones, so no others need be compared.
     longest = np.bincount(sequence).max(initial=1)
-    num_back = min(max_back, longest - 1, k) if is_rising else min(max_back, longest - 1)
-    back = np.arange(1, num_back + 1)
-    # how many older ones each has in its sequence: 0, 1, 0, 1, 2 for the sequences 0, 0, 1, 1, 1
-    num_older = np.arange(len(values)) - np.searchsorted(sequence, sequence, "left")
+    num_back = min(max_back, longest - 1)
+    if is_rising:
+        num_back = min(num_back, k)
+    steps_back = np.arange(1, num_back + 1)
 
-    # ``PAIRS_AT_ONCE`` pairs at once, which bounds the memory
+    # the first interaction of each one's sequence: 0, 0, 2, 2, 2 for the sequences 0, 0, 1, 1, 1
+    first = np.searchsorted(sequence, sequence, "left")
+
+    # a block of interactions at once, with up to ``PAIRS_AT_ONCE`` pairs: this bounds the memory
     block_size = max(1, PAIRS_AT_ONCE // max(num_back, 1))
     parts = list[tuple[np.ndarray, ...]]()
     for start in range(0, len(values), block_size):
-        # matrices [readers, num_back]: the first column is for the interaction just before each
-        # reader, the second for the one before that, and so on
-        reader = np.arange(start, min(start + block_size, len(values)))[:, None]
-        source = reader - back
-        # ``similarity`` is the mean of exp(-difference / scale); comparing NaN gives no warning
+        # A row for each reader of the block, with the sources 1, 2, ... steps before it: readers
+        # 3, 4 and ``num_back`` 2 give the rows 2, 1 and 3, 2. Some are of another sequence.
+        reader = np.arange(start, min(start + block_size, len(values)))
+        source = reader[:, None] - steps_back
+        is_same_sequence = source >= first[reader, None]
+
+        # ``similarity`` is the mean of exp(-difference / scale), NaN if a number is missing; the
+        # comparison with that is False, and gives no warning
         with np.errstate(invalid="ignore"):
-            relation = similarity(values[reader] - values[source], scales)
-            is_kept = (back <= num_older[reader]) & (relation >= WEAKEST)  # not where NaN
-        relation[~is_kept] = 0
+            relation = similarity(values[reader, None] - values[source], scales)
+            is_strong = relation >= WEAKEST
+        relation[~(is_same_sequence & is_strong)] = 0
+
+        # the k largest entries of each row, as indices of rows and columns
         row, column = _find_largest(relation, k)
-        parts.append((start + row, source[row, column], relation[row, column]))
+        parts.append((reader[row], source[row, column], relation[row, column]))
     return Edges.from_parts(parts)
 
 

@@ -131,17 +131,19 @@ def normalise(edges: Edges, m: int) -> np.ndarray:
     of degrees.
 
     Args:
-        edges: the E entries of R that are not zero.
+        edges: the E entries of R that are not zero: rows are the ``reader``, columns the ``source``
+            of a relation, the state of which is added to that of the reader.
         m: number of interactions in the batch; R is [m, m].
 
     Returns:
         [E] float64 normalised entries.
     """
-    # The paper counts the relations that an interaction reads. Here D sums their values, as strong
-    # and weak ones differ. The sum may be 0, as an interaction may be read, but read nothing; it is
-    # made 1 at least, so that no value is divided by 0.
-    degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
-    return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
+    # The degree of an interaction is the sum over its row of R (the paper counts the entries, but
+    # strong and weak relations differ). Degrees below 1 become 1. So none is 0, even if a row has
+    # no entry, and weak relations are not made stronger.
+    row, column = edges.reader, edges.source
+    degree = np.maximum(np.bincount(row, edges.value, minlength=m), 1)
+    return edges.value / np.sqrt(degree[row] * degree[column])
 
 
 def stack_relations(

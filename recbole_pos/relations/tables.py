@@ -154,37 +154,35 @@ def _find_origin(field: str, dataset: Dataset) -> tuple[str, str]:
 
 
 def _check_within(within: Any, origin: str, kind: str, dataset: Dataset, location: str) -> None:
-    """Refuse a second field, ``within``, by which a relation cannot be limited.
+    """Check the second field of an entry such as {field: price, within: category}.
 
-    An entry of the option ``relations`` may name two fields. {field: price, within: category}
-    relates two items by their prices, but only if they have a category in common. The first field
-    must hold numbers. The second one must hold tokens (names), one or several for each item or
-    user, and be in the same file of the dataset: that of the items or that of the users.
+    The entry relates two items by their prices, but only if they have a category in common. So the
+    first field must hold numbers, and the second one tokens (names). Both must be fields of items,
+    or both of users.
 
     Args:
         within: the name of the second field, as given.
-        origin: the file that has the first field (item, user or inter), or ``POSITION`` or
-            ``TIME``, which are in none.
+        origin: what the first field is of: item, user or inter (interactions), or ``POSITION`` or
+            ``TIME``, which every interaction has.
         kind: whether the first field is ``numerical`` or ``categorical``.
         dataset: says which fields exist, and of which type.
         location: the entry, with which messages begin.
 
     Raises:
-        UsageError: if it is not the name of such a field.
+        UsageError: if the dataset has no such field, or the two do not fit together.
     """
-    prefix = f"{location}: within: "
-    within_origin = map_fields_to_tables(dataset).get(within)  # the file that has it
-    if within_origin is None:  # no such field, or one that the options of the data leave out
-        raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
+    within_origin = map_fields_to_tables(dataset).get(within)  # item, user or inter
+    if within_origin is None:
+        raise UsageError(f"{location}: within: {explain_not_loaded(within, dataset)}")
 
     within_type = dataset.kinds[within]
-    has_possible_file = origin in ("item", "user") and within_origin == origin
-    is_of_tokens = within_type in ("token", "token_seq")
-    if kind != "numerical" or not has_possible_file or not is_of_tokens:
+    has_numbers, has_tokens = kind == "numerical", within_type in ("token", "token_seq")
+    is_same_table = within_origin == origin and origin in ("item", "user")
+    if not (has_numbers and has_tokens and is_same_table):
         raise UsageError(
-            f"{prefix}expected a token or token_seq field, beside a float field of the same table, "
-            f"item or user; {shown(within)} is a {within_type} field of {within_origin}, and the "
-            f"relation is of a {kind} field of {origin}"
+            f"{location}: within: needs a float field, and a token or token_seq field of the same "
+            f"table, item or user; the relation is of a {kind} field of {origin}, and "
+            f"{shown(within)} is a {within_type} field of {within_origin}"
         )
 
 
@@ -244,17 +242,26 @@ class RelationTable:
     values: np.ndarray
     self_relation: np.ndarray
 
+    def classify(self, entities: np.ndarray) -> np.ndarray:
+        """Return the class [m] int64 of each entity, 0 for one without a value.
+
+        Entities [m] are items, users or interactions, by number. Those from outside the dataset
+        have higher numbers than those in it, and class 0.
+        """
+        return take_or_fill(self.class_of, entities, 0)
+
     @classmethod
     def from_matrix(cls, class_of: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """List for each class the classes that it is related to, the most similar first.
+        """Build a table that lists for each class its related classes, the strongest first.
 
-        A class is all items, users or interactions with the same value of a field, such as one set
-        of categories. For example, the class {a} has as many categories in common with {a, b, c} as
-        with {a}: its relation to both is 1. Of equal relations the class with the smaller relation
-        to itself is first: {a} with 1 goes before {a, b, c} with 3.
+        A class is all entities (items, users or interactions) with the same value of a field, such
+        as the same categories. Let class 1 be {a}, class 2 {a, b} and class 3 {b}, related by how
+        many categories they share. The table lists 1, 2 for class 1; 2, 1, 3 for class 2; and 3, 2
+        for class 3. Of equal relations, such as 1 to {a} and 1 to {a, b}, the class with the
+        smaller relation to itself goes first: {a} with 1, before {a, b} with 2.
 
         Args:
-            class_of: [entities] int64 class of each item, user or interaction, 0 for none.
+            class_of: [entities] int64 class of each entity, 0 for none; the table keeps it.
             matrix: [classes, classes] symmetric relations; those below ``WEAKEST`` are left out.
         """
         self_relation = matrix.diagonal()
@@ -262,19 +269,41 @@ class RelationTable:
         is_kept = matrix.data >= WEAKEST
         row, col, value = matrix.row[is_kept], matrix.col[is_kept], matrix.data[is_kept]
 
-        # Sort the entries by row, by value from the largest on, by the relation of the column's
-        # class to itself, and by column. (``lexsort`` takes the first of these keys last.)
+        # Sort the entries by row, then the largest value first, then the column whose class has the
+        # smaller relation to itself, then by column. ``lexsort`` takes its keys in reverse.
         order = np.lexsort((col, self_relation[col], -value, row))
-        # row i has the entries indptr[i] to indptr[i + 1] - 1
-        indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
-        return cls(class_of, indptr, col[order].astype(np.int64), value[order], self_relation)
+        row, col, value = row[order], col[order], value[order]
+
+        # row i has the entries indptr[i] to indptr[i + 1] - 1: in the example [0, 0, 2, 5, 7]
+        indptr = np.searchsorted(row, np.arange(matrix.shape[0] + 1))
+        return cls(class_of, indptr, col.astype(np.int64), value, self_relation)
+
+
+def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
+    """Return the values at some indices, and ``fill_value`` where an index is past the last value.
+
+    That happens for histories from outside the dataset, whose users and interactions are numbered
+    on from those of the log. Values 5, 6 at the indices 1, 0, 2 and a fill of 0 give 6, 5, 0.
+
+    Args:
+        values: [n] values.
+        index: [m] int64 indices, which may be n or more.
+        fill_value: what stands for a value that does not exist.
+
+    Returns:
+        [m] in the type of ``values``.
+    """
+    result = np.full(len(index), fill_value, dtype=values.dtype)
+    is_known = index < len(values)
+    result[is_known] = values[index[is_known]]
+    return result
 
 
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     """Number the different sets of tokens of a column: entities with equal sets are one class.
 
-    Five items have the tokens [3, 5], [5, 3, 5], [5], none and [7], for example. Their classes are
-    2, 2, 1, 0 and 3, and class 2 is the set of the tokens 3 and 5.
+    For example, four items have the tokens [3, 5], [5, 3, 5], [5] and none. Their classes are
+    2, 2, 1 and 0: class 1 is the set {5}, and class 2 is {3, 5}.
 
     Args:
         column: [entities] tokens, or [entities, s] lists of at most s tokens; 0 stands for none.
@@ -283,23 +312,25 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
         [entities] int64 class of each entity, 0 for no token; and a sparse matrix [classes, tokens]
         that is 1 where a set has a token.
     """
-    # Lists of the same tokens become the same row: sorted, with each token once, behind zeros. The
-    # list 5, 3, 5 is sorted to 3, 5, 5; its second 5 becomes 0; sorted again, the row is 0, 3, 5.
+    # Write each list as a row with its tokens once, ascending, after zeros: 5, 3, 5 is sorted to
+    # 3, 5, 5; the repeated 5 becomes 0; sorted again, that is 0, 3, 5.
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64))
     is_repeated = rows[:, 1:] == rows[:, :-1]
     rows[:, 1:][is_repeated] = 0
     rows = np.sort(rows)
 
-    # The different rows are the sets, in ascending order. A row of zeros is put in front of all, so
-    # that class 0 is the set without tokens even if every entity has one.
+    # The different rows are the sets, numbered in ascending order: 0, 0, 0; 0, 0, 5; 0, 3, 5. A row
+    # of zeros is added first, so that class 0 has no token even if every entity has one.
     rows = np.pad(rows, ((1, 0), (0, 0)))
     sets, class_of_rows = np.unique(rows, axis=0, return_inverse=True)
-    class_of_entities = class_of_rows.reshape(-1)[1:]
+    class_of_entities = class_of_rows.reshape(-1)[1:]  # without the added row
 
-    # the matrix: an entry 1 for each number of a set that is not 0, which is a token
+    # the matrix has an entry 1 for each token of each set
     set_index, place = np.nonzero(sets)
-    entries = np.ones(len(set_index)), (set_index, sets[set_index, place])
-    return class_of_entities, sp.csr_matrix(entries, shape=(len(sets), int(sets.max()) + 1))
+    token = sets[set_index, place]
+    shape = len(sets), int(sets.max()) + 1
+    is_in_set = sp.csr_matrix((np.ones(len(token)), (set_index, token)), shape=shape)
+    return class_of_entities, is_in_set
 
 
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
@@ -345,16 +376,16 @@ def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
-    """Relate every two numbers z that are near enough to each other: by exp(-|z_i - z_j| / r_norm).
+    """Relate every two numbers z that are near enough to each other: by exp(-|z_i - z_j| / scale).
 
-    That is equation 10 of AttrFormer (Liu et al., KDD 2025), averaged over the values of r_norm.
-    Pairs with a relation below ``WEAKEST`` are never formed.
+    That is equation 10 of AttrFormer (Liu et al., KDD 2025), averaged over the scales. Pairs of
+    numbers that are so far apart that it is below ``WEAKEST`` have no entry.
 
     Args:
-        values: [classes] float64 the different numbers of a field, rising. Each is a class, such as
-            all items of one price. Class 0 is for a missing number, and has NaN here.
-        scales: values of r_norm.
-        name: field, for the message.
+        values: [classes] float64 the different numbers of a field, rising, after NaN for class 0,
+            which has no number. A class is, for example, all items of one price.
+        scales: one or more scales, which the paper calls r_norm.
+        name: name of the field, for the message.
 
     Returns:
         Symmetric sparse matrix [classes, classes], without relations of class 0.
@@ -362,20 +393,21 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     Raises:
         UsageError: if there are too many pairs.
     """
-    # Numbers rise, so those within reach of one are neighbours of it. With a reach of 2, the
-    # numbers 3, 4, 9 have so many within reach: ``sizes`` 2, 2, 1 from ``first`` 0, 0, 2 on.
+    # Class i is near enough to the classes ``first[i]`` to ``end[i] - 1``, neighbours of it, since
+    # numbers rise. For the values NaN, 3, 4, 9 and a reach of 2, classes 1, 2 and 3 have the
+    # ``first`` 1, 1, 3 and the ``end`` 3, 3, 4.
     numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)  # the difference at which exp(...) is ``WEAKEST``
-    first = np.searchsorted(numbers, numbers - reach, "left")
-    sizes = np.searchsorted(numbers, numbers + reach, "right") - first
-    _require_few_pairs(float(sizes.sum()), name)
+    first = 1 + np.searchsorted(numbers, numbers - reach, "left")
+    end = 1 + np.searchsorted(numbers, numbers + reach, "right")
+    num_near = end - first
+    _require_few_pairs(float(num_near.sum()), name)
 
-    # All pairs i, j of a number with one within reach: here 0, 0, 1, 1, 2 with 0, 1, 0, 1, 2.
-    i = np.repeat(np.arange(len(numbers)), sizes)
-    j = gather_index(first, sizes)  # ``sizes`` consecutive numbers from each of ``first`` on
-    data = similarity(numbers[i] - numbers[j], scales)  # the mean of exp(...) over scales
-    # the first number is of class 1, as class 0 is the missing one
-    return sp.csr_matrix((data, (i + 1, j + 1)), shape=(len(values), len(values)))
+    # all pairs of classes that are near enough: i is 1, 1, 2, 2, 3 and j is 1, 2, 1, 2, 3
+    i = np.repeat(np.arange(1, len(values)), num_near)
+    j = gather_index(first, num_near)  # ``num_near`` consecutive classes from each ``first`` on
+    relation = similarity(values[i] - values[j], scales)  # the mean of exp(...) over scales
+    return sp.csr_matrix((relation, (i, j)), shape=(len(values), len(values)))
 
 
 def join_classes(by_attribute: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -395,15 +427,14 @@ def join_classes(by_attribute: Sequence[np.ndarray]) -> tuple[np.ndarray, np.nda
     return index.reshape(-1) + 1, np.concatenate((np.zeros_like(rows[:1]), rows))
 
 
-def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return how things are related, given how their classes are: entry i, j of things i and j.
+def relate_members(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
+    """Relate n things as their classes are: entry i, j is ``matrix[classes[i], classes[j]]``.
 
-    For example, three products have the brands 1, 1, 2, their classes, and ``matrix`` relates
-    brands. Then the first product has the relations ``matrix[1, 1]``, ``matrix[1, 1]`` and
-    ``matrix[1, 2]`` to the three.
+    For example, ``matrix`` relates brands, and three products have the brands 1, 1, 2. The first
+    product is related to the three with ``matrix[1, 1]``, ``matrix[1, 1]`` and ``matrix[1, 2]``.
 
     Args:
-        classes: [n] int64 class of each of n things; class 0 has no relation.
+        classes: [n] int64 class of each thing; class 0 has no relation.
         matrix: [classes, classes] sparse relations of classes, not negative.
         name: name of the field, for the message.
 
@@ -413,10 +444,12 @@ def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.c
     Raises:
         UsageError: if more than ``MAX_PAIRS`` pairs of things are related, for lack of memory.
     """
-    # counted before the pairs are made: two related classes of 3 and 5 things make 3 * 5 pairs
-    class_sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
+    # Count the pairs before they are made. Related classes with 3 and 5 things make 3 * 5 pairs, so
+    # the number is the sum of size_i * size_j over all related classes i and j.
+    sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
     is_related = matrix > 0
-    _require_few_pairs(float(class_sizes @ is_related @ class_sizes), name)
+    num_pairs = sizes @ is_related @ sizes
+    _require_few_pairs(float(num_pairs), name)
     return matrix[classes][:, classes]
 
 
@@ -460,12 +493,12 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
     # [combinations, attributes], in the example (1, 1), (1, 2) and (2, 1).
     combination_of, combinations = join_classes(class_of_users)
 
-    # The sum over attributes. ``spread_matrix`` returns a matrix [combinations, combinations]: its
+    # The sum over attributes. ``relate_members`` returns a matrix [combinations, combinations]: its
     # entry i, j is the entry of ``matrix`` for the two classes of the combinations i and j.
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(combinations), len(combinations)))
     for classes, matrix in zip(combinations.T, matrices, strict=True):
-        total = total + spread_matrix(classes, matrix, name)
+        total = total + relate_members(classes, matrix, name)
     return RelationTable.from_matrix(combination_of, total / len(relations))
 
 
@@ -504,9 +537,12 @@ def _relate_within(
     """Relate items or users by a number, but only those that share a token of a second field.
 
     With {field: price, within: category}, for example, two items are related by their prices if
-    they have a category in common. Items of one price and one set of categories are one class, as
-    they have the same relations to others. Three items of the prices 5, 7, 5 and the categories
-    {b}, {b}, {b, c} are of the classes 1, 3, 2: class 1 is 5 {b}, class 2 5 {b, c}, class 3 7 {b}.
+    they have a category in common. Items of the same price and the same set of categories have the
+    same relations to others, and are a class. For example, three items are
+
+        price         5     7     5
+        categories    {b}   {b}   {b, c}
+        class         1     3     2
 
     Args:
         column: [entities] float64 numbers, such as prices.
@@ -517,21 +553,23 @@ def _relate_within(
         [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
         relations.
     """
-    # Names below are those of the example. The different prices are numbered from 1, and so are the
-    # different sets of categories; 0 is none. The items have the prices 1, 2, 1, the sets 1, 1, 2.
-    price_of_items, prices = number_values(column)
-    set_of_items, sets = number_token_sets(condition)
+    # Names below are those of the example. Number the different prices, 5 and 7, from 1, and the
+    # different sets, {b} and {b, c}; 0 is none. The items have the numbers 1, 2, 1 and 1, 1, 2.
+    price_number, prices = number_values(column)
+    set_number, sets = number_token_sets(condition)
 
-    # The classes: each different pair of a price and a set. In the example the classes 1, 2, 3 have
-    # the prices 5, 5, 7 and the sets 1, 2, 1.
-    class_of_items, pairs = join_classes([price_of_items, set_of_items])
+    # The different pairs of these numbers are the classes 1, 2, 3: (1, 1), (1, 2) and (2, 1). So
+    # the classes have the prices 5, 5, 7 and the sets number 1, 2, 1.
+    class_of_items, pairs = join_classes([price_number, set_number])
     price_of_classes, set_of_classes = prices[pairs[:, 0]], pairs[:, 1]
 
-    # A sparse matrix [classes, classes] that says how many categories two classes share. It has
-    # entries only for classes i, j that share one. Of these only those with a price are related:
-    # the difference to a missing one, NaN, is NaN.
-    shared = spread_matrix(set_of_classes, relate_categorical(sets, relation.field), relation.field)
+    # How many categories every two sets share, and from that how many every two classes share: a
+    # sparse matrix [classes, classes], with entries only for classes i, j that share one or more.
+    shared_by_sets = relate_categorical(sets, relation.field)
+    shared = relate_members(set_of_classes, shared_by_sets, relation.field)
     i, j = shared.nonzero()
+
+    # these classes are related by their prices; without a price, which is NaN, the relation is 0
     strength = similarity(price_of_classes[i] - price_of_classes[j], relation.scales)
     strength = np.nan_to_num(strength)
     return class_of_items, sp.csr_matrix((strength, (i, j)), shape=shared.shape)
