@@ -41,23 +41,20 @@ class PositionEncoding(InputPosition):
         self.max_length = dimensions.max_length
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the encodings P of interactions, from how many others are before and after each.
+        """Return the encodings P of interactions, which depend on the following counts only.
 
-        The three interactions of a session have the ``forward`` counts 0, 1, 2, the ``backward``
-        counts 2, 1, 0 and the ``length`` 3 each. The encoding of an interaction is a vector of the
-        hidden size d that depends on these numbers and on nothing else.
-
-        Most models leave out the length, since it follows from the two counts. It does not in
-        PosRec, which encodes each item of a session once: if the session is A B A, the item A is
-        first after 0 interactions and last before 0 others, although the length is 3.
+            session     A  B  C
+            forward     0  1  2        number of older interactions
+            backward    2  1  0        number of newer interactions
+            length      3  3  3        number of all interactions
 
         Args:
-            forward: [...] int64 number of older interactions of the same session.
-            backward: [...] int64 number of newer interactions.
-            length: [...] int64 number of all interactions; None for forward + backward + 1.
+            forward, backward: [...] int64 counts.
+            length: [...] int64. Most models give None, for forward + backward + 1. PosRec, which
+                encodes an item once even if it occurs twice in a session, gives the length.
 
         Returns:
-            [..., d] one vector for each number in ``forward``.
+            [..., d] a vector of the hidden size d for each interaction.
         """
         raise NotImplementedError
 
@@ -136,18 +133,17 @@ class CountedEncoding(PositionEncoding):
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         """Return the encodings of interactions, which are rows of one or two tables.
 
-        The class attribute ``counts`` has one or two names, such as ("forward", "length"). Each
-        name has a table of its own: the n rows of some neighbouring columns of ``weight``, as many
-        columns as ``widths`` says. Which of its rows an interaction gets is
+        The class attribute ``counts`` names what is counted, such as ("forward", "length"). Each
+        count has a table of its own. For tables of n = 5 rows, the three interactions of a session
+        get these rows:
 
-            forward     the number of older interactions
-            backward    the number of newer interactions
-            newest      the same, counted from the last row upwards: n - 1 for the newest one
-            length      the number of all interactions less one
+            forward     0  1  2        number of older interactions
+            backward    2  1  0        number of newer interactions
+            newest      2  3  4        n - 1 less the number of newer interactions
+            length      2  2  2        number of all interactions, less 1
 
-        For ("forward", "length") the second of three interactions gets row 1 of the first table
-        and row 2 of the second. ``added`` says whether these two vectors are added up; if not, they
-        are put side by side.
+        For ("forward", "length") the second interaction gets row 1 of the first table and row 2 of
+        the second. These two vectors are added up if ``added``, and else put side by side.
 
         Args:
             forward: [...] int64 number of older interactions of the session.
@@ -166,9 +162,11 @@ class CountedEncoding(PositionEncoding):
             "newest": self.max_length - 1 - backward,  # max_length is n
             "length": length - 1,
         }
-        # for each count its table, [n, width], from which an interaction gets a vector of that size
-        tables = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        vectors = [nn.functional.embedding(row_numbers[count], table) for count, table in tables]
+        # ``weight`` has the tables side by side, and ``widths`` their numbers of columns
+        tables = self.weight.split(self.widths, dim=-1)  # [n, width] each
+        vectors = []
+        for count, table in zip(self.counts, tables, strict=True):
+            vectors.append(nn.functional.embedding(row_numbers[count], table))  # [..., width]
         return torch.stack(vectors).sum(0) if self.added else torch.cat(vectors, dim=-1)
 
 
@@ -176,26 +174,24 @@ class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute ``weight``, the fixed table from which encodings of interactions are read.
+        """Compute ``weight``, the fixed tables of sines and cosines that encodings are read from.
 
-        An interaction is encoded by one or two counts (``counts``), such as forward (how many
-        interactions are older) and backward (how many are newer). Each count has a table of its
-        own: row 3 of that of forward encodes an interaction with three older ones, by sines and
-        cosines (:meth:`make_slice`). ``weight`` has these tables side by side, and ``widths`` their
-        numbers of columns.
+        ``counts`` names one or two things that are counted, such as ("forward", "backward"): how
+        many interactions are older, and how many are newer. Each count has a table of its own, with
+        one row for each of the numbers 0, 1, 2, ... ``weight`` has the tables side by side.
 
         Args:
-            dimensions: sizes of the model; tables have ``max_length`` rows.
+            dimensions: sizes of the model; tables have n = ``max_length`` rows.
         """
-        super().__init__(dimensions)
-        row = torch.arange(dimensions.max_length, dtype=torch.float64)
-        slices = [
-            self.make_slice(count, row, width, dimensions.hidden_size)  # [n, width]
-            for count, width in zip(self.counts, self.widths, strict=True)
-        ]
+        super().__init__(dimensions)  # sets ``widths``, the number of columns of each table
+        row = torch.arange(dimensions.max_length, dtype=torch.float64)  # 0 to n - 1
+        # :meth:`make_slice` returns the table of a count
+        tables = []
+        for count, width in zip(self.counts, self.widths, strict=True):
+            tables.append(self.make_slice(count, row, width, dimensions.hidden_size))  # [n, width]
+        weight = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
         # fixed and easy to compute: a checkpoint need not have it
-        table = torch.cat(slices, dim=-1).to(torch.get_default_dtype())
-        self.register_buffer("weight", table, persistent=False)
+        self.register_buffer("weight", weight, persistent=False)
 
     def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
         """Return a table of sines and cosines whose row k encodes the number k of interactions.

@@ -231,8 +231,9 @@ class ContextualPosition(AttentionPosition):
             position_ij  = gate_ij + gate_i(j+1) + ... + gate_ii
             bias_ij      = q_i . weight[position_ij]
 
-        ``weight`` is a learned table with a vector of size e for each whole position. Positions are
-        not whole, so :meth:`_interpolate` reads between two neighbouring rows.
+        If the third query has the gates 0.2, 0.5, 0.1 to the keys up to itself, their positions are
+        0.8, 0.6, 0.1. ``weight`` is a learned table with a vector of size e for each of the
+        positions 0, 1, 2, ... Vectors of positions between these are interpolated.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
@@ -245,11 +246,14 @@ class ContextualPosition(AttentionPosition):
             exact_q, exact_k = q.to(self.weight.dtype), k.to(self.weight.dtype)
             # 1 - sigmoid(x) is sigmoid(-x); the gates of newer keys are 0
             gate = (-(exact_q @ exact_k.transpose(-1, -2))).sigmoid().tril()
-            # Summed from the newest key on: the gates [0.2, 0.5, 0.1] of a query become the
-            # positions [0.8, 0.6, 0.1]. ``cumsum`` starts at the oldest, so it runs on the reverse.
-            position = gate.flip(-1).cumsum(-1).flip(-1)
-            # positions are sums of at most ``block_width`` (t) gates below 1
-            return self._interpolate(exact_q, position, batch.block_width("end")).to(q.dtype)
+            # sums from the newest key to the oldest, then put back in order
+            newest_first = gate.flip(-1)  # 0.1, 0.5, 0.2 in the example
+            position = newest_first.cumsum(-1).flip(-1)  # 0.1, 0.6, 0.8; flipped 0.8, 0.6, 0.1
+
+            # A query has at most t keys, with gates of at most 1: no position is above t.
+            num_keys = batch.block_width("end")  # t
+            # q_i . weight[position_ij], interpolated
+            return self._interpolate(exact_q, position, max_position=num_keys).to(q.dtype)
 
     def _interpolate(self, q: Tensor, position: Tensor, max_position: int) -> Tensor:
         """Return q_i . weight[position_ij] for positions between the rows of ``weight``.

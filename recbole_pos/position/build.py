@@ -74,17 +74,20 @@ class Schemes:
     def attention(self) -> AttentionPosition:
         """Build what changes the attention of the next layer: all its position schemes as one.
 
-        A model calls this once for each layer, in order. Later layers may take over tables of the
-        first (``share_with``).
+        A model calls this once for each layer, in order. The schemes of each layer have parameters
+        of their own. Some share a few with all layers: in ``tisas`` the tables of positions and
+        times, which later layers take over from the first.
 
         Returns:
-            One scheme, whose hooks call those of all.
+            One scheme, whose methods call those of all.
         """
-        scheme = Compose(self._build(AttentionPosition, len(self._layers)))
-        self._layers.append(scheme)
-        if len(self._layers) > 1:
-            scheme.share_with(self._layers[0])
-        return scheme
+        layer = len(self._layers)  # 0 at the first call
+        # only the schemes that change attention, not those that change the input
+        composed = Compose(self._build(AttentionPosition, layer))
+        if layer > 0:
+            composed.share_with(self._layers[0])
+        self._layers.append(composed)
+        return composed
 
     def _build(self, base: type[PositionScheme], layer: int) -> dict[str, Any]:
         """Build the position schemes that change the input, or those that change attention.
@@ -132,19 +135,17 @@ def build_schemes(
     """
     classes: dict[str, Any] = {name: SCHEMES[name] for name in scheme_names(position)}
 
-    # Some schemes read the time of the newest interaction of a training window. With
-    # ``augmentation: all_positions`` the model predicts the next item at every interaction of the
-    # window. At an older one it would then know the time of the newest, which lies in its future.
-    # That cannot happen with ``train_windows: prefix``, which predicts at the newest one only.
+    # These schemes read the time of the newest interaction of a history. A model that also learns
+    # to predict after older ones would know a time in their future.
     leaking = [name for name, cls in classes.items() if cls.reads_newest_time]
-    has_windows = "augmentation" in options and options["augmentation"] == "all_positions"
-    if leaking and has_windows and options["train_windows"] != "prefix":
+    if leaking and _predicts_at_older(options):
         raise UsageError(
             f"position: {', '.join(leaking)} reads the time of the newest interaction or request, "
             "which tells the states of earlier ones about later times; set train_windows: prefix"
         )
 
-    # A scheme that changes attention would do nothing in a model without it; ``nope`` never does.
+    # Schemes that change attention would be ignored in a model without it. ``nope`` (no position)
+    # is allowed everywhere, since it does nothing anyway.
     changing = [name for name, cls in classes.items() if issubclass(cls, AttentionPosition)]
     ignored = [name for name in changing if name != "nope"]
     if ignored and not has_attention:
@@ -154,6 +155,17 @@ def build_schemes(
             "model that calls schemes.attention in each layer"
         )
     return Schemes(classes, dimensions, options)
+
+
+def _predicts_at_older(options: Options) -> bool:
+    """Return whether a model learns to predict the next item after every interaction of a history.
+
+    It does with ``augmentation: all_positions``. With ``train_windows: prefix`` it does not: every
+    prefix of a history is an example, with one prediction after its newest interaction.
+    """
+    if "augmentation" not in options or options["augmentation"] != "all_positions":
+        return False
+    return options["train_windows"] != "prefix"
 
 
 def build_row_encodings(options: Options, max_length: int, hidden_size: int) -> nn.ModuleList:

@@ -187,15 +187,19 @@ def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
     Returns:
         [t, t].
     """
-    # Each row is the row above it, moved to the right by one column. No index moves it, since the
-    # gradient of an index is slow: the weights of all lags are written t times, one after the
-    # other, and cut into rows that are one number longer. With t = 3 the lags -2 to 2 have the
-    # weights 0 0 a b 0; their list 0 0 a b 0 0 0 a b 0 0 0 a b 0 is cut into the rows
-    #     0 0 a b 0 0
-    #     0 a b 0 0 0
-    #     a b 0 . . .       where the dots are filled up with zeros.
-    # The first t columns are the matrix with its columns in reverse.
-    weight_of_lags = F.pad(weight, (t - 1, t))[: 2 * t - 1]  # of the lags 1 - t to t - 1
-    repeated = weight_of_lags.expand(t, -1).reshape(-1)  # t times in one list
-    rows = F.pad(repeated, (0, t)).view(t, 2 * t)
+    # An index would be shorter, but its gradient is slow. The weights of the lags 1 - t to t - 1,
+    # for t = 3 the five numbers
+    by_lag = F.pad(weight, (t - 1, t))[: 2 * t - 1]  # 0 0 a b 0
+
+    # are written t times in one line,
+    line = by_lag.expand(t, -1).reshape(-1)  # 0 0 a b 0 0 0 a b 0 0 0 a b 0
+
+    # which is filled up with zeros (here dots), and cut into t rows. A row is longer than the five
+    # weights by one, so each row begins one weight later than the row above it:
+    #     0 0 a   b 0 0
+    #     0 a b   0 0 0
+    #     a b 0   . . .
+    rows = F.pad(line, (0, t)).view(t, 2 * t)
+
+    # The first t columns, in reverse order, are the matrix.
     return rows[:, :t].flip(1)

@@ -53,18 +53,29 @@ class LinearAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # A further column of ones in v makes the denominator a column of the numerator: the sum of
-        # the weights times 1. ``sum_past`` returns sum_j (q_i . k_j) v_j over j <= i. It is right
-        # with padding at either end of a history; ``any_alignment`` is the cheaper end.
-        align = batch.any_alignment
+        # phi of queries and keys. A further column of 1 in v makes the denominator the last column
+        # of the numerator: the sum of the weights times 1.
+        e = value.size(-1)
         ones = value.new_ones(*value.shape[:-1], 1)
-        features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
-        block = batch.pad(features, align).transpose(1, 2)  # [b, h, t, 3e + 1]
-        q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
-        out = batch.unpad(sum_past(q, k, v).transpose(1, 2), align)
-        total, weight = out[..., :-1], out[..., -1:]
+        packed = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
+        block = _pad(packed, batch).transpose(1, 2)  # [b, h, t, e + e + (e + 1)]
+        q, k, v = block.split([e, e, e + 1], -1)
+
+        # ``sum_past`` returns sum_j (q_i . k_j) v_j over j <= i, [b, h, t, e + 1].
+        # ``any_alignment`` is the side of the zeros that ``_pad`` has put in.
+        out = batch.unpad(sum_past(q, k, v).transpose(1, 2), batch.any_alignment)  # [m, h, e + 1]
+        numerator, denominator = out[..., :-1], out[..., -1:]
         # elu + 1 is 0 in float32 below about -17: a query of zeros then returns zero, not NaN
-        return total / weight.clamp_min(torch.finfo(out.dtype).tiny)
+        return numerator / denominator.clamp_min(torch.finfo(out.dtype).tiny)
+
+
+def _pad(x: Tensor, batch: SequenceBatch) -> Tensor:
+    """Return values of interactions [m, ...] as a block [b, t, ...] with a row for each history.
+
+    Zeros fill up shorter histories. They may stand before or after a history, since they add
+    nothing to a sum; ``any_alignment`` is the side that costs less.
+    """
+    return batch.pad(x, batch.any_alignment)
 
 
 def sum_past(
@@ -74,112 +85,136 @@ def sum_past(
     log_decays: tuple[Tensor, Tensor] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return for each interaction the sum over itself and older ones: attention without softmax.
+    """Return for each interaction i the sum over itself and older ones: attention without softmax.
 
         out_i = sum_j (q_i . k_j) v_j                      over j <= i
         out_i = sum_j exp(a_i - c_j) (q_i . k_j) v_j       with ``log_decays`` (a, c)
 
-    The factor exp(a_i - c_j) lets older interactions count less. It is exp(-rate (t_i - t_j)) if
-    a_i is -rate t_i for the time t_i at which query i is asked, and c_j is -rate t_j for the time
-    of interaction j. A query may be asked later than its interaction took place; else a equals c.
+    The factor exp(a_i - c_j) lets older interactions count less. For example, a_i = c_i = -rate t_i
+    with the time t_i of interaction i gives exp(-rate (t_i - t_j)).
 
-    A product of all pairs i, j would cost t^2. So the t interactions are cut into chunks: with
-    t = 100 and chunks of 64 there are two, and 28 zeros fill up the second. Interactions j in the
-    chunk of i are summed by a product of all pairs. Those in older chunks are summed at once, since
-
-        sum_j (q_i . k_j) v_j = q_i . S        with the matrix S = sum_j k_j v_j^T, [f, w],
-
-    which is the same for all i of a chunk.
+    A product of all pairs i, j would cost t^2. So a history is cut into chunks of successive
+    interactions, such as 64 and 36 of t = 100. Pairs within a chunk are multiplied one by one;
+    older chunks are first summed up, each as a whole.
 
     Args:
         q, k: [b, h, t, f] queries and keys.
         v: [b, h, t, w] values.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, or None. Both never
-            rise along the sequence, and a_i <= c_i, so that no factor is above 1.
+            rise along the history, and a_i <= c_i, so that no factor is above 1.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
 
     Returns:
         [b, h, t, w].
     """
-    # cut into chunks, [b, h, num_chunks, size, f or w]; the last one is filled up with zeros
     t = v.size(2)
     size = min(chunk or CHUNK, t)
-    num_chunks = (t + size - 1) // size
-    num_zeros = num_chunks * size - t
-    shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
-    q, k, v = (F.pad(x, (0, 0, 0, num_zeros)).view(*x.shape[:2], *shape) for x in (q, k, v))
+    q, k, v = (_cut_into_chunks(x, size) for x in (q, k, v))  # [b, h, num_chunks, size, f or w]
     weights = q @ k.transpose(-1, -2)  # of pairs within a chunk, [b, h, num_chunks, size, size]
 
     if log_decays is None:
-        # S of each chunk by itself, then summed over all chunks before it: for the chunks S_1, S_2,
-        # S_3 that is 0, S_1, S_1 + S_2. (Subtracting S_3 from S_1 + S_2 + S_3 would leave rounding
-        # of newer values in the result.)
-        own_state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
-        older_states = F.pad(own_state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
-        from_older_chunks = q @ older_states
+        from_older_chunks = _sum_older_chunks(q, k, v)
     else:
-        # The same with the factors exp(a_i - c_j); ``_decay(x)`` is exp(x), at most 1.
-        a, c = (F.pad(x, (0, num_zeros)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
-        weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
-        from_older_chunks = _sum_older_chunks(q, k, v, a, c)
+        # a and c as columns, [b or 1, h, num_chunks, size, 1]
+        a, c = (_cut_into_chunks(x[..., None], size) for x in log_decays)
+        weights = weights * _decay(a - c.transpose(-1, -2), v.dtype)  # times exp(a_i - c_j)
+        from_older_chunks = _sum_decayed_chunks(q, k, v, a, c)
 
     out = weights.tril() @ v + from_older_chunks  # ``tril`` leaves out newer keys
-    return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
+    return out.flatten(2, 3)[:, :, :t]  # chunk after chunk, without what was filled up
 
 
-def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> Tensor:
-    """Return for each interaction i a sum over all interactions j in earlier chunks than its own.
-
-        out_i = sum_j exp(a_i - c_j) (q_i . k_j) v_j
-
-    A history is cut into chunks of successive interactions. Every chunk is first summed up in one
-    matrix, its state, so that i reads a state and not every j:
-
-        state = sum_j exp(end - c_j) k_j v_j^T         over j in the chunk; end is its last c
-        older = the states of all earlier chunks, each decayed up to the end of the last of them
-        out_i = exp(a_i - previous_end) q_i . older    previous_end is the end of that last chunk
+def _cut_into_chunks(x: Tensor, size: int) -> Tensor:
+    """Cut histories into chunks of ``size`` interactions; zeros fill up the last one.
 
     Args:
-        q, k: [b, h, num_chunks, size, f] queries and keys.
+        x: [b, h, t, columns] values of the interactions.
+        size: number of interactions of a chunk.
+
+    Returns:
+        [b, h, num_chunks, size, columns].
+    """
+    b, h, t, columns = x.shape
+    num_chunks = (t + size - 1) // size
+    num_zeros = num_chunks * size - t
+    # not unflatten: its check of sizes fails in exported programs
+    return F.pad(x, (0, 0, 0, num_zeros)).view(b, h, num_chunks, size, columns)
+
+
+def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return sum_j (q_i . k_j) v_j over all interactions j in earlier chunks than that of i.
+
+    The sum is q_i . S with the matrix S = sum_j k_j v_j^T, which is the same for all i of a chunk.
+
+    Args:
+        q, k: [b, h, num_chunks, size, f] queries and keys of chunks of successive interactions.
         v: [b, h, num_chunks, size, w] values.
-        a, c: [b or 1, h, num_chunks, size] float64 logarithms for queries and keys. Both never rise
-            along the history, so that no factor is above 1.
 
     Returns:
         [b, h, num_chunks, size, w].
     """
-    # ``_decay(x)`` is exp(x), at most 1
-    end = c[..., -1:]  # [b or 1, h, num_chunks, 1]
-    state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v  # [..., f, w]
+    state = k.transpose(-1, -2) @ v  # S of each chunk by itself, [b, h, num_chunks, f, w]
+    # The chunks S_1, S_2, S_3 read the sums 0, S_1, S_1 + S_2. (Subtracting S_3 from
+    # S_1 + S_2 + S_3 would leave rounding of newer values in the result.)
+    sums = state.cumsum(2)
+    older = F.pad(sums[:, :, :-1], (0, 0, 0, 0, 1, 0))  # a zero in front, along the chunks
+    return q @ older
 
-    # the end of the chunk before each chunk; 0 for the first, which reads no older chunk
-    previous_end = F.pad(end[:, :, :-1], (0, 0, 1, 0))  # [b or 1, h, num_chunks, 1]
-    factors = _decay_between_chunks(end, previous_end, v.dtype)  # to a chunk (row) from another
-    older = (factors @ state.flatten(3)).view_as(state)  # all f w numbers of a state side by side
-    return (q * _decay(a - previous_end, v.dtype)[..., None]) @ older
+
+def _sum_decayed_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> Tensor:
+    """Return sum_j exp(a_i - c_j) (q_i . k_j) v_j over all j in earlier chunks than that of i.
+
+    The sum over the j of a chunk is computed once for all i. With end_y for the last c of chunk y,
+    the factor exp(a_i - c_j) for i in chunk x and j in chunk y < x is the product of
+
+        exp(end_y - c_j)            by which j counts in the sum of its chunk
+        exp(end_(x-1) - end_y)      from the end of that chunk to the end of the chunk before x
+        exp(a_i - end_(x-1))        from there to i
+
+    Args:
+        q, k: [b, h, num_chunks, size, f] queries and keys of chunks of successive interactions.
+        v: [b, h, num_chunks, size, w] values.
+        a, c: [b or 1, h, num_chunks, size, 1] float64. Both never rise along the history, so that
+            no factor is above 1.
+
+    Returns:
+        [b, h, num_chunks, size, w].
+    """
+    # ``_decay(x)`` is exp(x), at most 1. First each chunk is summed up as of its end,
+    # [b, h, num_chunks, f, w];
+    end = c[..., -1:, :]  # [b or 1, h, num_chunks, 1, 1]
+    state = (k * _decay(end - c, v.dtype)).transpose(-1, -2) @ v
+
+    # then, for each chunk, the sum of the states of all earlier chunks
+    previous_end = F.pad(end[:, :, :-1], (0, 0, 0, 0, 1, 0))  # end_(x-1); 0 for the first chunk
+    factors = _decay_between_chunks(end.squeeze(-1), previous_end.squeeze(-1), v.dtype)
+    older = (factors @ state.flatten(3)).view_as(state)  # each state as a row of f w numbers
+
+    # and from there to i
+    return (q * _decay(a - previous_end, v.dtype)) @ older
 
 
 def _decay_between_chunks(end: Tensor, previous_end: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the factors with which each chunk (row) reads the states of the chunks before it.
+    """Return the factors by which each chunk x (row) multiplies the sum of each chunk y (column).
 
-    A history is cut into chunks of successive interactions, and a state sums up a chunk (column).
-    A state counts less the more time has passed from the end of its chunk to the end of the chunk
-    before the one that reads it. With end_y for the logarithm at the end of chunk y, the rows are
+    The factor is exp(end_(x-1) - end_y) for earlier chunks, y < x, and 0 for all others. It is 1
+    for the chunk just before x. With four chunks the rows are
 
-        chunk 1    0                   0                   0    0
-        chunk 2    1                   0                   0    0
-        chunk 3    exp(end_2 - end_1)  1                   0    0
-        chunk 4    exp(end_3 - end_1)  exp(end_3 - end_2)  1    0
+        x = 1    0                   0                   0    0
+        x = 2    1                   0                   0    0
+        x = 3    exp(end_2 - end_1)  1                   0    0
+        x = 4    exp(end_3 - end_1)  exp(end_3 - end_2)  1    0
 
     Args:
-        end: [b or 1, h, num_chunks, 1] float64 logarithm at the end of each chunk.
-        previous_end: the same at the end of the chunk before each.
+        end: [b or 1, h, num_chunks, 1] float64 end_y of each chunk.
+        previous_end: the same of the chunk before each, end_(x-1).
         dtype: type of the result.
 
     Returns:
         [b or 1, h, num_chunks, num_chunks].
     """
-    return _decay(previous_end - end.transpose(-1, -2), dtype).tril(-1)  # ``_decay(x)`` is exp(x)
+    exponent = previous_end - end.transpose(-1, -2)  # of every row x and column y
+    return _decay(exponent, dtype).tril(-1)  # ``tril(-1)`` keeps the columns y < x
 
 
 def _decay(exponent: Tensor, dtype: torch.dtype) -> Tensor:
@@ -262,25 +297,26 @@ class FuXiLinear(AttentionPosition):
         """
         super().__init__()
         h = dimensions.n_heads
-        # the numbers of columns for content, for order and for time
+        # the numbers of columns of a head for content, for order and for time
         self.sizes = _share_out_columns(dimensions.head_size, channel_share)
+        _, _, time_columns = self.sizes
 
-        # Content: a number for each head, of which :meth:`_sum_by_content` computes g.
+        # Content: the parameters r of the heads' factors, g = exp(-softplus(r)) in the first head;
+        # :meth:`_sum_by_content` has those of the others.
         self.raw_decay = nn.Parameter(torch.zeros(h))
 
-        # Order: the vectors p of the n positions, [n, size], at first sines and cosines; and
-        # (alpha, beta), at first 0.02 and 1.
+        # Order: p of the n positions, [n, size], at first sines and cosines; alpha and beta.
         self.positions = nn.Parameter(_make_sinusoids(dimensions.max_length, fuxi_position_size))
         self.share = nn.Parameter(torch.tensor([0.02, 1.0]))
 
-        # Time: every two columns of every head have a period. ``wavelength_form`` returns so many
-        # values of 2 pi / period, in radians per second, with periods log-spaced from the shortest
-        # to the longest. ``bank`` is a module without parameters that keeps them.
+        # Time: 2 pi / period in radians per second, for each pair of columns of the first head,
+        # then of the second, and so on. Periods are log-spaced from the shortest to the longest.
         rotary.require_periods(time_min_period, time_max_period, time_unit)
         shortest = time_min_period * SECONDS[time_unit]
         longest = time_max_period * SECONDS[time_unit]
-        self.num_pairs = math.ceil(self.sizes[2] / 2)  # of the columns for time of a head
+        self.num_pairs = math.ceil(time_columns / 2)  # in a head
         frequencies = rotary.wavelength_form(h * self.num_pairs, shortest, longest)
+        # a module that returns them, and keeps them in float64
         self.bank = rotary.FrequencyBank(frequencies, "fixed", scaled=False)
 
     def attend(
@@ -288,42 +324,42 @@ class FuXiLinear(AttentionPosition):
     ) -> Tensor:
         """Sum the values of older interactions by content, by order and by time.
 
-        The e columns of a value v are cut into three groups, v = (v^c, v^o, v^t). Each group is
-        summed over interaction i and older ones j with weights of its own, and the three sums are
-        put side by side (FuXi-Linear, Ye et al., 2026):
+        The e columns of the values are cut into three groups. Each group is summed over interaction
+        i and all older ones j, with weights of its own; the three sums are put side by side
+        (FuXi-Linear, Ye et al., 2026):
 
-            content    sum_j g^(i - j) (silu(q_i) . silu(k_j)) / sqrt(e) silu(v^c_j)
-            order      sum_j (weights of the positions i and j) v^o_j
-            time       sum_j (weights of the time between i and j) v^t_j
+            content    weights of the query of i, the key of j, and how many interactions j is older
+            order      weights of the positions of i and j
+            time       weights of the time between i and j
+
+        Queries, keys and the values of content first go through SiLU.
 
         Args:
-            query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
+            query, key, value: [m, h, e] of all m interactions, history after history.
             batch: the histories, with times.
             dropout: dropout, which falls on the values, as no tensor of weights is formed.
 
         Returns:
             [m, h, e], history after history.
         """
-        # One block of queries, keys and values, padded with zeros to histories of one length t. As
-        # zeros add nothing to a sum, padding may stand before or after a history: ``any_alignment``
-        # is the choice that costs less.
-        e, align = query.size(-1), batch.any_alignment
-        scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
-        block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
-        # ``sizes`` are the numbers of columns of v^c, v^o and v^t, in sum e
+        # Queries, keys and values side by side, so that they are padded at once, to histories of
+        # one length t. ``sizes`` are the columns of content, order and time, in sum e.
+        e = query.size(-1)
+        packed = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
+        block = _pad(packed, batch).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
         by_content = self._sum_by_content(q, k, F.silu(content), batch)
         sums = by_content, self._sum_by_order(order, batch), self._sum_by_time(time, batch)
         out = torch.cat([x.to(value.dtype) for x in sums], -1)  # [b, h, t, e]
-        return batch.unpad(out.transpose(1, 2), align)
+        return batch.unpad(out.transpose(1, 2), batch.any_alignment)  # without the zeros of _pad
 
     def _sum_by_content(self, q: Tensor, k: Tensor, v: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return sum_j g^(i - j) (q_i . k_j) v_j over j <= i, with a decay g of each head.
+        """Return sum_j g^(i - j) (q_i . k_j) v_j over j <= i, with a factor g of each head.
 
-        With r = softplus(raw_decay), a positive number for each head, learned, -ln g is r_1 in the
-        first head, r_1 + r_2 in the second, and so on. So g is between 0 and 1 and falls from head
-        to head: the first head looks back the farthest.
+        g = exp(-rate) is between 0 and 1, and lets older interactions count less. With the positive
+        learned numbers s = softplus(raw_decay), one for each head, the rates of three heads are
+        s_1, s_1 + s_2 and s_1 + s_2 + s_3. So the first head looks back the farthest.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
@@ -333,21 +369,20 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
-        rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]  # -ln g, [h, 1]
-        # the number i of each interaction in its history, padded on the same side as q, k and v
-        position = batch.pad(batch.index.double(), batch.any_alignment)  # [b, t]
+        rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]  # [h, 1]
+        position = _pad(batch.index.double(), batch)[:, None]  # i of each interaction, [b, 1, t]
 
-        # ``sum_past`` returns sum_j exp(a_i - c_j) (q_i . k_j) v_j. The factor is g^(i - j) if a
-        # and c are both i ln g.
-        log_decay = -rate * position[:, None]  # i ln g, [b, h, t]
-        return sum_past(q, k, v, log_decays=(log_decay, log_decay))
+        # ``sum_past`` returns sum_j exp(a_i - a_j) (q_i . k_j) v_j. With a_i = -rate i the factor
+        # is exp(-rate (i - j)), which is g^(i - j).
+        a = -rate * position  # [b, h, t]
+        return sum_past(q, k, v, log_decays=(a, a))
 
     def _sum_by_order(self, v: Tensor, batch: SequenceBatch) -> Tensor:
         """Return alpha sum_j (p_i . p_j) / (s / 2) v_j + beta v_i over j <= i.
 
         p_i is row i of the learned table ``positions``, [n, s], for the interaction at position i
-        of its history. A fresh row has s / 2 sines and the cosines of the same angles, so that
-        p_i . p_i is s / 2. ``share`` has the learned numbers alpha and beta.
+        of its history. Before training it has s / 2 sines and the cosines of the same angles, so
+        that (p_i . p_i) / (s / 2) is 1. alpha and beta are learned numbers.
 
         Args:
             v: [b, h, t, columns] values.
@@ -356,11 +391,12 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
-        rows = self.positions[batch.index].to(v.dtype)  # p of the m interactions, [m, s]
-        p = batch.pad(rows, batch.any_alignment)[:, None]  # [b, 1, t, s], the same for all heads
+        rows = self.positions[batch.index].to(v.dtype)  # p of all m interactions, [m, s]
+        p = _pad(rows, batch)[:, None]  # [b, 1, t, s], the same for all heads
+        scaled_p = p * (2 / p.size(-1))  # p / (s / 2)
         alpha, beta = self.share.to(v.dtype)
         # ``sum_past(q, k, v)`` is sum_j (q_i . k_j) v_j over j <= i
-        return alpha * sum_past(p, p * (2 / p.size(-1)), v) + beta * v
+        return alpha * sum_past(p, scaled_p, v) + beta * v
 
     def _sum_by_time(self, values: Tensor, batch: SequenceBatch) -> Tensor:
         """Sum the values of older interactions by weights that are periodic in the time between.
@@ -373,7 +409,8 @@ class FuXiLinear(AttentionPosition):
             sum_j 2^(-x) sin(x) v_j        in the second half
             x = 2 pi (t_i - t_j) / period
 
-        Every column of a half has a period of its own, in each head; the two halves have the same.
+        The columns of a half have different periods, also from head to head. Both halves have the
+        same periods.
 
         Args:
             values: [b, h, t, columns] values v.
@@ -382,35 +419,53 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
-        b, h, t, columns = values.shape
-        p, align = self.num_pairs, batch.any_alignment  # ``align``: the side of padding in v
+        # x is angle_i - angle_j. ``bank()`` has 2 pi / period of the p columns of a half of each
+        # of the h heads, and ``elapsed`` counts seconds.
+        frequency = self.bank()[:, None]  # [h p, 1]
+        angle_i = _pad(batch.request.elapsed, batch)[:, None] * frequency  # [b, h p, t]
+        angle_j = _pad(batch.elapsed, batch)[:, None] * frequency
 
-        # Every column has weights of its own, so it is computed as a head of one column: h heads
-        # with halves of p columns become h p heads. x is the difference of an angle of i and one of
-        # j, [b, h p, t] each. ``elapsed`` counts seconds.
-        frequency = self.bank()[:, None]  # 2 pi / period, [h p, 1]
-        angle_i = batch.pad(batch.request.elapsed, align)[:, None] * frequency
-        angle_j = batch.pad(batch.elapsed, align)[:, None] * frequency
+        # 2^(-x) is exp(a_i - c_j) with these a and c
+        log_decays = -math.log(2) * angle_i, -math.log(2) * angle_j
 
-        # The cosine and the sine of the difference are products of queries and keys of two columns:
+        # cos(x) and sin(x) are products of a query of i and a key of j:
         #     cos(x) = (cos angle_i,  sin angle_i) . (cos angle_j, sin angle_j)
         #     sin(x) = (sin angle_i, -cos angle_i) . (cos angle_j, sin angle_j)
         cos, sin = angle_i.cos(), angle_i.sin()
-        query_cos, query_sin = torch.stack((cos, sin), -1), torch.stack((sin, -cos), -1)
-        key = torch.stack((angle_j.cos(), angle_j.sin()), -1).to(values.dtype)
-        # and 2^(-x) is exp(-ln(2) angle_i - (-ln(2) angle_j))
-        log_decays = -math.log(2) * angle_i, -math.log(2) * angle_j
+        cos_query, sin_query = torch.stack((cos, sin), -1), torch.stack((sin, -cos), -1)
+        key = torch.stack((angle_j.cos(), angle_j.sin()), -1).to(values.dtype)  # [b, h p, t, 2]
 
         # an odd number of columns is filled up by a column of zeros, so that halves are equal
-        halves = F.pad(values, (0, 2 * p - columns)).chunk(2, -1)
-        sums = []
-        for query, half in zip((query_cos, query_sin), halves, strict=True):
-            v = half.transpose(2, 3).reshape(b, h * p, t, 1)  # from [b, h, t, p]
-            # With log_decays (a, c) this is sum_j exp(a_i - c_j) (query_i . key_j) v_j over j <= i.
-            # Heads of one column are faster in short chunks.
-            out = sum_past(query.to(v.dtype), key, v, log_decays, chunk=TIME_CHUNK)
-            sums.append(out.view(b, h, p, t).transpose(2, 3))
-        return torch.cat(sums, -1)[..., :columns]  # without the column that was filled up
+        columns = values.size(-1)
+        cos_half, sin_half = F.pad(values, (0, 2 * self.num_pairs - columns)).chunk(2, -1)
+        cos_sum = _sum_columns(cos_query, key, cos_half, log_decays)
+        sin_sum = _sum_columns(sin_query, key, sin_half, log_decays)
+        return torch.cat((cos_sum, sin_sum), -1)[..., :columns]
+
+
+def _sum_columns(
+    query: Tensor, key: Tensor, values: Tensor, log_decays: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return sums over the past in which every column of the values has weights of its own.
+
+        out_i = sum_j exp(a_i - c_j) (query_i . key_j) v_j        over j <= i
+
+    :func:`sum_past` computes this with weights for each head. So every column is made a head of one
+    column: 2 heads of 3 columns become 6 heads.
+
+    Args:
+        query, key: [b, h columns, t, f] queries and keys of every column, head after head.
+        values: [b, h, t, columns] values v.
+        log_decays: a and c, [b or 1, h columns, t] float64 each.
+
+    Returns:
+        [b, h, t, columns].
+    """
+    b, h, t, columns = values.shape
+    heads = values.transpose(2, 3).reshape(b, h * columns, t, 1)
+    # heads of one column are faster in short chunks
+    sums = sum_past(query.to(values.dtype), key, heads, log_decays, chunk=TIME_CHUNK)
+    return sums.view(b, h, columns, t).transpose(2, 3)
 
 
 def _share_out_columns(head_size: int, channel_share: float) -> list[int]:

@@ -47,41 +47,43 @@ class PositionalAttention(AttentionPosition):
         """Return weighted means of values, o_i = sum_j A_ij v_j / sum_j A_ij over j <= i.
 
         The weights A depend on positions only, so one matrix serves all histories. It has a row and
-        a column for each of the t positions of the longest history, and the newest interaction of
-        every history has the last ones: a history of 2 interactions uses the last 2 rows and
-        columns. Where the weights are a softmax already, ``divides_by_sum`` is False, and
-        o_i = sum_j A_ij v_j.
+        a column for each of the t positions of the longest history. A shorter history has the last
+        positions: one of 2 interactions uses the last 2 rows and columns.
+
+        Without ``divides_by_sum`` the sum of values is not divided, o_i = sum_j A_ij v_j. That is
+        for weights that are a softmax already.
 
         Args:
             query, key: None. The layer computes neither, since weights do not depend on them.
             value: [m, h, e] values v of all m interactions, history after history.
             batch: the histories.
-            dropout: dropout on the weights; the divisor is without it.
+            dropout: dropout on the weights of the values, but not on their sum, the divisor.
 
         Returns:
             [m, h, e], history after history.
         """
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            # A, [h, t, t], or [1, t, t] for all heads; ``block_width`` is t
-            weights = self.weights(batch.block_width("end"))
-            # The values of all histories side by side, position by position. Zeros stand before
-            # shorter histories, so that all end in the last row.
+            t = batch.block_width("end")  # length of the longest history
+            weights = self.weights(t)  # A, [h, t, t], or [1, t, t] for all heads
+
+            # The values as a block with a row for each position and a column for each history.
+            # Zeros stand before shorter histories, so that all end in the last row.
             block = batch.pad(value.to(weights.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self._mix(dropout(weights), block)  # A times the block, head by head
-            out = batch.unpad(mixed, "end", time_major=True)  # sum_j A_ij v_j, [m, h, e]
-            if self.divides_by_sum:
-                out = out / self._sum_weights(weights, batch)[..., None]  # sum_j A_ij, [m, h or 1]
-            return out
+            sums = batch.unpad(mixed, "end", time_major=True)  # sum_j A_ij v_j, [m, h, e]
+
+            if not self.divides_by_sum:
+                return sums
+            divisor = self._sum_weights(weights, batch)  # sum_j A_ij, [m, h], or [m, 1] for all
+            return sums / divisor[..., None]
 
     @staticmethod
     def _sum_weights(weights: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return for each interaction the sum of the weights of those that it reads.
+        """Return for each interaction i the sum of its weights, sum_j A_ij over j <= i.
 
-        It reads itself and the older ones of its history, each with a weight that depends on the
-        positions of the two. A has a row and a column for each of the t positions of the longest
-        history, with 0 for newer positions. Every history ends at the last position. With t = 3 a
-        history of 2 interactions has the positions 1 and 2, so the sums of its interactions are
-        A_11 and A_21 + A_22, without the column of position 0, where it has none.
+        A has a row i and a column j for each of the positions 0 to t - 1, and 0 for newer ones,
+        j > i. A shorter history has the last positions only: with t = 3 a history of 2 interactions
+        has the positions 1 and 2, and its sums are A_11 and A_21 + A_22, without column 0.
 
         Args:
             weights: [h or 1, t, t] weights A of each head, or the same for all heads.
@@ -90,19 +92,18 @@ class PositionalAttention(AttentionPosition):
         Returns:
             [m, h or 1], above 0, so that one can divide by it.
         """
-        if batch.is_full:  # all histories have t interactions, so the sums are those of whole rows
-            position = batch.column("end")  # [m]
-            total = weights.sum(-1)[:, position].t()
+        if batch.is_full:  # every history has all t positions: sums of whole rows
+            row_sums = weights.sum(-1)  # [h or 1, t]
+            total = row_sums[:, batch.column("end")].t()  # of the position of each interaction
         else:
-            # a matrix [t, b] with 1 where a history has an interaction at a position, else 0
+            # a block of ones, [t, b], with 0 where a history does not have the position
             ones = weights.new_ones(batch.items.size(0))  # [m]
             is_real = batch.pad(ones, "end", time_major=True)
-            # for each history the sum of every row of A over the positions that the history has
-            sums = weights @ is_real  # [h or 1, t, b]
-            # of these the sums of the m interactions: of each history the rows of its positions
-            total = batch.unpad(sums.permute(1, 2, 0), "end", time_major=True)
-        # Learned weights of a row are scaled so that the largest is 1. If it is that of a position
-        # that a short history lacks, all others may be so small that they are 0 in floating point.
+            # the sum of every row of A over the positions that a history has, [h or 1, t, b]
+            row_sums = weights @ is_real
+            # ``unpad`` takes the sums of the m interactions out of a block [t, b, h or 1]
+            total = batch.unpad(row_sums.permute(1, 2, 0), "end", time_major=True)
+        # A sum of very small weights may be 0 in floating point: a limit avoids 0 / 0.
         return total.clamp_min(torch.finfo(total.dtype).tiny)
 
     @staticmethod
@@ -160,34 +161,32 @@ class LearnedAttention(PositionalAttention):
         raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
-        """Return the weights A with which the newest t positions read each other.
+        """Return the weights A with which the newest t of all n positions read each other.
 
-        A history can have n positions. A logit is learned for each position that reads, the query,
-        and each that it reads, the key. The weights of a query are the softmax of its logits, and
-        0 for keys that are newer than it. The option ``positional_mask`` says when they become 0:
+        A logit is learned for each query, the position that reads, and each key, the position that
+        is read. Weights of newer keys are 0. The others are
 
-        - After the softmax (``divides_by_sum`` is false). It is over all n keys, so the weights
-          that stay add up to 1 or less.
-        - Before it (``divides_by_sum`` is true), so that these add up to 1. Here the weights
-          returned are the numerators of the softmax only: the caller divides by their sum.
+        - with ``divides_by_sum`` the exponentials of the logits, up to a factor for each query. The
+          caller divides them by their sum, which makes them a softmax over the keys that exist;
+        - without it the softmax of the logits over all n keys, newer ones included. So the weights
+          that are left add up to 1 or less, and are not divided.
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
 
         Returns:
-            [h, t, t]: row i has the weights of query i, the newest position last.
+            [h, t, t] from query i (row) to key j (column), the newest position last.
         """
-        # ``logits(t, num_keys)`` returns [h, t, num_keys] the logits of the newest t queries (rows)
-        # for the newest ``num_keys`` keys (columns).
-        if not self.divides_by_sum:
-            all_keys = self.logits(t, self.max_length).softmax(-1)  # [h, t, n]
-            return all_keys[..., -t:].tril()  # 0 above the diagonal, for newer keys
+        # ``logits(t, num_keys)`` returns the logits of the newest t queries for the newest
+        # ``num_keys`` keys, [h, t, num_keys].
+        if self.divides_by_sum:
+            logits = self.logits(t, t)
+            logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
+            # The largest logit of each row is subtracted, so that exp does not overflow.
+            return (logits - logits.amax(-1, keepdim=True).detach()).exp()
 
-        logits = self.logits(t, t)
-        logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
-        # The maximum of each row is subtracted, so that exp does not overflow. The division by the
-        # sum gives the same with it.
-        return (logits - logits.amax(-1, keepdim=True).detach()).exp()
+        over_all_keys = self.logits(t, self.max_length).softmax(-1)  # [h, t, n]
+        return over_all_keys[..., -t:].tril()  # ``tril`` makes the weights of newer keys 0
 
 
 class PositionMatrix(LearnedAttention):
@@ -319,11 +318,10 @@ class TokenMixing(AttentionPosition):
     ) -> Tensor:
         """Mix the positions of each history by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
 
-        X has a row for each of the t positions of the longest history, and a column for each number
-        of each history. W1 and W2 are learned [n, n] matrices over positions, with n the maximum
-        length. The newest interaction always has the last row, so t positions use the last t rows
-        and columns of W1 and W2. Their weights of newer positions are masked, so that a position
-        reads itself and older ones only; gelu works on each number by itself.
+        X has a row for each of the t positions of the longest history, and h e columns for each
+        history. W1 and W2 are learned [n, n] matrices, with n the maximum length. The newest
+        interaction always has the last row of X, so W1 and W2 are cut to their last t rows and
+        columns. A position reads itself and older ones only.
 
         Args:
             query, key: None. The layer computes neither, since the MLP does not read them.
@@ -334,13 +332,14 @@ class TokenMixing(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # All histories side by side, position by position, with zeros before the shorter ones, so
-        # that all end in the last row.
+        # All histories side by side, with zeros before the shorter ones, so that all end in the
+        # last row.
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
         X = block.flatten(1)  # [t, b h e]
         t = X.size(0)
 
-        # row i: the position that reads; column j: the one that is read; ``tril`` keeps j <= i
+        # from the position that reads, i (row), to the one that is read, j; ``tril`` keeps j <= i
         W1, W2 = self.W1[-t:, -t:].tril(), self.W2[-t:, -t:].tril()
         mixed = W2 @ dropout(F.gelu(W1 @ X))  # [t, b h e]
+        # as the block was, [t, b, h, e]; then the interactions without the zeros, [m, h, e]
         return batch.unpad(mixed.view(block.shape), "end", time_major=True)

@@ -192,24 +192,26 @@ class FrequencyBank(nn.Module):
 def build_time_bank(
     planes: int, options: Mapping[str, Any], *, learn: str, scaled: bool, factor: float = 1.0
 ) -> FrequencyBank:
-    """Build the frequencies by which a rotary scheme turns queries and keys with time.
+    """Build a module that returns the frequencies of a rotary scheme, by which it turns with time.
 
-    A rotary scheme rotates pairs of columns of queries and keys (planes), and plane c turns by its
-    frequency, in radians, in each ``time_unit``. There are two forms. With ``time_base`` the
-    frequency is time_scale * time_base^(-c / planes), as in RoFormer. Without it the periods, the
-    times of a whole turn, are log-spaced: 1, 10 and 100 days for 3 planes from 1 to 100.
+    A rotary scheme rotates pairs of columns of queries and keys (planes). Plane c turns by its
+    frequency, in radians, in each ``time_unit``. Before training the frequencies are
+
+    - if ``time_base`` is given, time_scale * time_base^(-c / planes), as in RoFormer;
+    - else those of log-spaced periods. A period is the time of a whole turn: 3 planes have the
+      periods 1, 10 and 100 days if the shortest is 1 day and the longest 100.
 
     Args:
         planes: number of frequencies.
-        options: ``time_base`` and ``time_scale``, or ``time_min_period`` and ``time_max_period``;
-            and ``time_unit``.
-        learn: ``fixed``: nothing is learned; ``free``: each frequency by itself; ``ladder``: the
-            first one, and how far each falls below the one before.
-        scaled: whether each frequency is multiplied by a further learned factor.
+        options: ``time_unit``, ``time_base`` (a number or None), ``time_scale``,
+            ``time_min_period`` and ``time_max_period``.
+        learn: how frequencies are learned. ``fixed``: not at all. ``free``: each by itself.
+            ``ladder``: so that each stays below the one before.
+        scaled: whether each frequency is also multiplied by a learned factor, at first 1.
         factor: number by which all frequencies are multiplied before training.
 
     Returns:
-        A module that returns the frequencies, [planes].
+        The module, whose result is [planes] float64.
 
     Raises:
         UsageError: if the shortest period is not above 0 and below the longest.

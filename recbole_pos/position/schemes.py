@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import (
@@ -82,25 +82,42 @@ def register_scheme(
     # A scheme of this package, under its own name and with its own defaults, is there already.
     if defaults is None and name == SCHEMES.find_shipped_name(scheme):
         return scheme
+    option_defaults, new_options = _find_defaults(name, scheme, defaults)
 
-    # The default of every option, also of those that only a class which it extends reads; and the
-    # names of the options that no scheme of this package has.
-    all_defaults, new_options = SCHEMES.gather_defaults(scheme, defaults)
-    missing = [option for option in scheme.options if option not in all_defaults]
+    # Other processes, such as Ray's, register the scheme by importing the module of the caller,
+    # which ``sys._getframe(1)`` finds. None if that import would not repeat the call: it is in a
+    # function or a notebook.
+    module = find_importing_module(sys._getframe(1))
+    SCHEMES.add(name, Registration(scheme, defaults, option_defaults, new_options, module))
+    return scheme
+
+
+def _find_defaults(
+    name: str, scheme: type[PositionScheme], given: Defaults | None
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the defaults of the options that a custom position scheme reads.
+
+    Args:
+        name: name of the scheme, for messages.
+        scheme: the class, whose attribute ``options`` names the options.
+        given: the defaults that it is registered with, or None.
+
+    Returns:
+        The default of each option, and the names of those that no scheme of this package has.
+
+    Raises:
+        UsageError: if an option has no default.
+    """
+    # also of options that only a class which it extends reads
+    defaults, new_options = SCHEMES.gather_defaults(scheme, given)
+    missing = [option for option in scheme.options if option not in defaults]
     if missing:
         raise UsageError(
             f"scheme {shown(name)}: {', '.join(missing)} has no default; give one to "
             "register_scheme"
         )
-    read_defaults = {option: all_defaults[option] for option in scheme.options}
-    new_options = new_options.intersection(scheme.options)
-
-    # Other processes, such as Ray's, register the scheme by importing the module that calls this
-    # function. It is the module of the caller's frame, ``sys._getframe(1)``; None if importing that
-    # does not repeat the call, which is in a function or a notebook.
-    module = find_importing_module(sys._getframe(1))
-    SCHEMES.add(name, Registration(scheme, defaults, read_defaults, new_options, module))
-    return scheme
+    read_defaults = {option: defaults[option] for option in scheme.options}
+    return read_defaults, new_options.intersection(scheme.options)
 
 
 def _require_scheme(name: str, scheme: object) -> None:

@@ -71,20 +71,22 @@ class TimeEmbedding(InputPosition):
     reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
-        """Create the table P [buckets, d] of times and, if requests have times, R of gaps.
+        """Create the learned tables, whose rows :meth:`forward` adds to item vectors.
 
-        A bucket is a range of seconds with one row of the table. The gap is the time from an
-        interaction to the request after it, the moment at which the next item is asked for.
+        P has a vector for how long after an older interaction an interaction takes place. R has one
+        for how long after it the next item is requested; R exists only if the dataset has times of
+        requests. Both have a row for each bucket, a range of seconds.
 
         Args:
             dimensions: sizes of the model, and whether requests have times.
-            time_buckets: number of rows.
-            time_from: ``first`` or ``previous``, the interaction that seconds are counted from.
+            time_buckets: number of buckets, the rows of each table.
+            time_from: the older interaction: ``first`` for the oldest one of the history,
+                ``previous`` for the one before.
         """
         super().__init__()
         self.time_from = time_from
         d = dimensions.hidden_size
-        self.weight = make_table(dimensions, time_buckets, d)
+        self.weight = make_table(dimensions, time_buckets, d)  # P
         self.request = make_table(dimensions, time_buckets, d) if dimensions.request_time else None
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
@@ -157,8 +159,11 @@ class RequestAge(InputPosition):
         Returns:
             [m, d].
         """
-        request_time = batch.request.elapsed[batch.last][batch.row]  # [m], one for each history
-        minutes = (request_time - batch.elapsed).clamp(min=1e-6) / 60
+        # ``last`` [b] are the indices of the histories' newest interactions among all m, and
+        # ``row`` [m] is the number of the history of each interaction.
+        request_time = batch.request.elapsed[batch.last]  # seconds, of each history, [b]
+        seconds = request_time[batch.row] - batch.elapsed  # from each interaction to it, [m]
+        minutes = seconds.clamp(min=1e-6) / 60
         bucket = minutes.log() if self.is_log else minutes.sqrt()
         return x + F.embedding(bucket.clamp(0, len(self.weight) - 1).long(), self.weight)
 
@@ -230,17 +235,20 @@ def map_spans(
 
 
 def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-    """Return the times at which queries are asked, and the times of keys, as padded blocks.
+    """Return the times of the queries and of the keys of attention, as padded blocks.
 
-    A query asks for the item after its interaction. If the dataset has times of requests, it is
-    asked at the time at which that item is requested, else at the time of its interaction.
+    The time of a key is that of its interaction. So is the time of a query, unless the dataset has
+    times of requests. Then it is the time at which the item after the interaction is requested.
+
+    Args:
+        batch: the m interactions of b histories.
 
     Returns:
         Seconds since the oldest interaction of each history, [b, t] each, padded after shorter
         histories.
     """
-    # ``elapsed`` are the seconds, [m]. ``request`` is the batch with the times of requests; without
-    # these it is the batch itself.
+    # ``elapsed`` [m] counts these seconds. ``request`` is the batch with the times of requests, or
+    # the batch itself if the dataset has none.
     query_times = batch.pad(batch.request.elapsed, "start")
     key_times = batch.pad(batch.elapsed, "start")
     return query_times, key_times
@@ -251,10 +259,10 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
 
     A bucket is a range of times, such as 60 to 81 seconds, for which the table has one number.
 
-    Most pairs fall into few buckets. On a GPU the gradients of all pairs that read the same number
-    would be added one after the other. So the table is repeated, ``LANES`` copies one behind the
-    other, and pairs read different copies, depending on j. Gradients of different copies are added
-    at the same time.
+    The numbers are read from copies of the table, one behind the other: of ``LANES`` copies, pair
+    i, j reads copy j % LANES, and in it the entry of its bucket. The result is the same, but faster
+    to train on a GPU. There the gradients of all pairs that read one entry are added one after the
+    other, and most pairs fall into few buckets.
 
     Args:
         table: [num_buckets] learned number of each bucket; the last one is for everything longer.
@@ -264,12 +272,12 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
         [b, t, t] from query i (row) to key j, padded after shorter histories.
     """
     num_buckets = len(table)
-    # The entry of the repeated table that each pair reads, [b, t, t]. It depends on times and not
-    # on the numbers in the table, so it is computed once for all layers.
+    copies = table.repeat(LANES)  # [LANES * num_buckets]
+
+    # (j % LANES) * num_buckets + bucket of each pair, [b, t, t]. These entries do not depend on the
+    # numbers in the table, so they are computed once for all layers.
     cache_key = ("intervals", num_buckets)
     entries = batch.cached(cache_key, lambda: find_entries(batch, num_buckets, table.device))
-
-    copies = table.repeat(LANES)  # [LANES * num_buckets]
     return copies.index_select(0, entries.flatten()).view(entries.shape)  # copies[entries]
 
 
@@ -462,8 +470,7 @@ class TimeIntervalAttention(AttentionPosition):
 
         P^K_j and P^V_j are learned vectors of the position of j. The interval r_ij is a whole
         number: the time between i and j in units of the user's shortest gap (Li et al., WSDM 2020).
-        R^K and R^V are tables with a learned vector for each interval. The vectors of all pairs
-        i, j would need e times the memory of a_ij, so they are never formed.
+        R^K and R^V are tables with a learned vector for each interval.
 
         Args:
             query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
@@ -488,20 +495,54 @@ class TimeIntervalAttention(AttentionPosition):
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
         intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
 
-        # q_i . R^K[r] for every interval r, [b, h, t, intervals]; ``gather`` picks that of r_ij
-        by_interval = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
-        logits = (q @ k.transpose(-1, -2) + by_interval.gather(-1, intervals)) / math.sqrt(e)
+        # q_i . (k_j + R^K[r_ij]) / sqrt(e), [b, h, t, t]
+        by_time = multiply_by_intervals(q, self.time_key.view(-1, h, e), intervals)
+        logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
 
         # the weights a_ij of keys j <= i, [b, h, t, t]
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
 
-        # sum_j a_ij R^V[r_ij] is sum_r w_ir R^V[r]: w_ir, [b, h, t, intervals], is the sum of those
-        # a_ij whose interval r_ij is r
-        sums = weights.new_zeros(by_interval.shape).scatter_add(-1, intervals, weights)
-        by_time = torch.einsum("bhtr,rhe->bhte", sums, self.time_value.view(-1, h, e))
-        out = weights @ v + by_time
-        return batch.unpad(out.transpose(1, 2), "start")  # [b, h, t, e] to [m, h, e]
+        # sum_j a_ij (v_j + R^V[r_ij]), [b, h, t, e]; then [m, h, e] without padding
+        out = weights @ v + sum_intervals(weights, self.time_value.view(-1, h, e), intervals)
+        return batch.unpad(out.transpose(1, 2), "start")
+
+
+def multiply_by_intervals(q: Tensor, table: Tensor, intervals: Tensor) -> Tensor:
+    """Return q_i . table[r_ij] for queries q_i and the intervals r_ij between i and j.
+
+    The vectors table[r_ij] of all pairs would need much memory. So each query is multiplied by all
+    vectors of the table first, and then each pair picks the product with the vector of its r_ij.
+
+    Args:
+        q: [b, h, t, e] queries.
+        table: [num_intervals, h, e] a vector for each interval and head.
+        intervals: [b, h, t, t] int64 r_ij with row i and column j.
+
+    Returns:
+        [b, h, t, t].
+    """
+    products = torch.einsum("bhte,rhe->bhtr", q, table)  # q_i . table[r] for all r
+    return products.gather(-1, intervals)
+
+
+def sum_intervals(weights: Tensor, table: Tensor, intervals: Tensor) -> Tensor:
+    """Return sum_j a_ij table[r_ij] for weights a_ij and the intervals r_ij between i and j.
+
+    Weights with the same interval are added up first: if query i has the weights 0.2, 0.3, 0.5 and
+    the intervals 1, 1, 0, the result is 0.5 table[0] + (0.2 + 0.3) table[1].
+
+    Args:
+        weights: [b, h, t, t] a_ij with row i and column j.
+        table: [num_intervals, h, e] a vector for each interval and head.
+        intervals: [b, h, t, t] int64 r_ij.
+
+    Returns:
+        [b, h, t, e].
+    """
+    zeros = weights.new_zeros(*weights.shape[:3], len(table))
+    sums = zeros.scatter_add(-1, intervals, weights)  # [b, h, t, num_intervals]
+    return torch.einsum("bhtr,rhe->bhte", sums, table)
 
 
 def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:

@@ -101,12 +101,16 @@ class AngularPosition(AttentionPosition):
     def _cached_cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of a batch's angles, computed once for all layers if possible.
 
-        It is possible if the angles depend on no parameters: layers with the same ``cache_key``
-        then have the same angles. Else it is None. :meth:`cos_sin` computes cosines and sines.
+        Layers with equal options have the same angles, unless these depend on parameters.
+        ``cache_key`` has the options, or is None if angles depend on parameters.
+
+        Returns:
+            [m, h or 1, e / 2] cosines, and the same of sines.
         """
         if self.cache_key is None:
             return self.cos_sin(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
+        # ``cached`` calls the function only if the batch has no value of this key yet
         return batch.cached(key, lambda: self.cos_sin(batch))
 
     def time(self, batch: SequenceBatch) -> Tensor:
@@ -168,9 +172,12 @@ class TimeRotaryPosition(BankRotaryPosition):
             dimensions: sizes of the model.
             learn_frequencies: ``fixed`` for none, ``free`` to learn each by itself, ``ladder`` to
                 learn the first one and how far each next one is below it.
-            **time_options: unit of time, and from where to where frequencies or periods go.
+            **time_options: ``time_unit``, and the fresh frequencies. Their periods are log-spaced
+                from ``time_min_period`` to ``time_max_period``; or, if ``time_base`` is a number,
+                frequencies fall by it, as in RoFormer, from ``time_scale`` on.
         """
-        planes = count_planes(dimensions, "time_rope")
+        planes = count_planes(dimensions, "time_rope")  # pairs of columns of a head
+        # a module that returns the frequencies; ``scaled`` would add a learned factor to each
         bank = build_time_bank(planes, time_options, learn=learn_frequencies, scaled=False)
         super().__init__(dimensions, bank, time_options["time_unit"])
 
@@ -251,9 +258,9 @@ class MultiLevelRotaryPosition(AngularPosition):
     ) -> None:
         """Compute how fast each pair of columns of a head is rotated, by year, by month and by day.
 
-        For pair c of ``planes`` pairs the frequency is
+        For pair c of ``pairs`` pairs the frequency is
 
-            base^(-c / planes) / days       radians per day
+            base^(-c / pairs) / days       radians per day
 
         where a year has 365.25 days, a month 30.4375 and a day 1 (``LEVELS``). :meth:`cos_sin` adds
         up the three rotations with the weights.
@@ -267,41 +274,41 @@ class MultiLevelRotaryPosition(AngularPosition):
             UsageError: if a head has an odd number of columns.
         """
         super().__init__()
-        # the number of planes, e / 2; it raises for an odd e, in the name of this scheme, ``rote``
-        planes = count_planes(dimensions, "rote")
         self.level_weights = rote_weights
-        # base_form(planes, base, scale) returns scale * base^(-c / planes) for every c, [planes]
+        pairs = count_planes(dimensions, "rote")  # "rote" is for the message of the error
+        # base_form(pairs, base, 1 / days) returns base^(-c / pairs) / days for every c, [pairs]
         levels = zip(rote_bases, LEVELS, strict=True)
-        frequencies = torch.stack([base_form(planes, base, 1 / days) for base, days in levels])
-        # A module that returns these frequencies, [3, planes]. It keeps them in float64 and, as
-        # nothing of them is learned and they have no learned factors, has no parameters.
+        frequencies = torch.stack([base_form(pairs, base, 1 / days) for base, days in levels])
+        # a module without parameters, which returns the frequencies, [3, pairs]
         self.bank = FrequencyBank(frequencies, learn="fixed", scaled=False)
         # layers with equal options compute the same angles, and share those of a batch by this key
         self.cache_key = (*rote_bases, *rote_weights)
 
     def cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return weighted sums of cosines and sines, by which year, month and day rotate at once.
+        """Return weighted sums of cosines and of sines of the angles of year, month and day.
 
-        The caller rotates each pair (x, y) of columns of queries and keys to
+        Rotated by one angle, a pair (x, y) of columns becomes (cos x - sin y, sin x + cos y). This
+        is linear in cos and sin. So the caller, which puts in
 
-            (cos x - sin y,  sin x + cos y)
+            cos = sum of weight cos(angle)        over year, month and day
+            sin = sum of weight sin(angle)
 
-        With the sums over year, month and day of weight cos(angle) and of weight sin(angle) in
-        place of cos and sin, the result is the weighted sum of three rotated pairs.
+        gets the weighted sum of the three rotated pairs at once.
 
         Args:
             batch: the m interactions, with times in seconds.
 
         Returns:
-            The sums of the cosines and of the sines, [m, 1, e / 2] each: for each pair of columns,
-            and the same in all heads.
+            cos and sin, [m, 1, e / 2] each: for each pair of columns, and the same in all heads.
         """
         assert batch.times is not None  # because of ``needs_time``
-        # the angles are days times the frequencies of year, month and day, ``bank()`` [3, e / 2]
+        # days times the frequencies of year, month and day, which are ``bank()``, [3, e / 2]
         angles = make_angles(batch.times / SECONDS["days"], self.bank())  # [m, 3, e / 2]
-        levels = list(zip(self.level_weights, angles.unbind(1), strict=True))
-        cos = torch.stack([weight * angle.cos() for weight, angle in levels]).sum(0)
-        sin = torch.stack([weight * angle.sin() for weight, angle in levels]).sum(0)
+
+        cos = sin = torch.zeros_like(angles[:, 0])  # [m, e / 2]
+        for weight, angle in zip(self.level_weights, angles.unbind(1), strict=True):
+            cos = cos + weight * angle.cos()
+            sin = sin + weight * angle.sin()
         dtype = torch.get_default_dtype()
         return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
@@ -456,18 +463,19 @@ class TimeOrderRotaryPosition(AngularPosition):
         Returns:
             Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
-        # the frequencies that are not 0, without a row for each head: two each for ``split_dim``
-        order, time = self.order(), self.clock()
+        order, time = self.order(), self.clock()  # the frequencies w and f that are not 0
         if self.fusion == "early":
             gate = self.time_share()  # g: a number, or [h or 1, e / 2 or 1]
             order, time = (1 - gate) * order, gate * time
 
-        # Planes that are missing get 0. Those of order are the first ones, those of time the last.
+        # ``split_dim`` has some of each: w0, w1 get zeros behind them, and f0, f1 before them.
+        # ``split_layer`` has all of one and none of the other, which gets zeros only. The other
+        # forms have a frequency for every plane already.
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
 
-        # In ``split_head`` a head turns by one of the two, and its planes get 0 for the other.
-        # ``by_order`` and ``by_time``, [h or 1, e / 2] bool, say which planes turn by each.
+        # Only ``split_head`` needs the masks [h or 1, e / 2] of planes that turn by order and by
+        # time: they make a row for each head, and put 0 into the rows of the other heads.
         return order.masked_fill(~self.by_order, 0), time.masked_fill(~self.by_time, 0)
 
     def angles(self, batch: SequenceBatch) -> Tensor:
@@ -509,19 +517,18 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def assign_planes(fusion: str, ratio: float, dimensions: Dimensions) -> tuple[Tensor, Tensor]:
-    """Decide which planes of a layer's heads turn by order, and which by time.
+    """Return which planes of a layer's heads turn by order, and which by time.
 
     A rotary scheme rotates planes, pairs of columns of queries and keys, by angles. An angle grows
-    with the number of the interaction in its history (order), with its time, or with both. The
-    option ``fusion`` says what is split between order and time: the planes of every head, the
-    heads, or the layers. The last ones are those of time. For 2 heads of 4 planes, 2 layers and a
-    ratio of 0.5 they are
+    with the number of the interaction in its history (order), with its time, or with both.
+
+    With ``early`` and ``effective`` all planes turn by both. The other forms split planes, heads or
+    layers into two: the first turn by order, the last by time. For 2 heads of 4 planes, 2 layers
+    and a ratio of 0.5, the planes that turn by time are
 
         split_dim     [[0, 0, 1, 1]], the same in both heads
         split_head    [[0, 0, 0, 0], [1, 1, 1, 1]]
         split_layer   [[0, 0, 0, 0]] in the first layer, [[1, 1, 1, 1]] in the second
-
-    and all others turn by order. With ``early`` and ``effective`` all planes turn by both.
 
     Args:
         fusion: the form.
@@ -539,15 +546,17 @@ def assign_planes(fusion: str, ratio: float, dimensions: Dimensions) -> tuple[Te
         both = torch.ones(1, planes, dtype=torch.bool)
         return both, both
 
-    # ``_mark_last(ratio, total, ...)`` returns [total] bool, True for the last ones; it raises if
-    # there is only one.
+    # ``_mark_last(ratio, total, ...)`` returns [total] bool, True for the last ones; its other
+    # arguments are for the message of an error.
     if fusion == "split_dim":
-        by_time = _mark_last(ratio, planes, "planes of a head", "hidden_size")[None]
+        last_planes = _mark_last(ratio, planes, "planes of a head", "hidden_size")
+        by_time = last_planes[None]  # one row for all heads
     elif fusion == "split_head":
-        by_time = _mark_last(ratio, h, "heads", "n_heads")[:, None].expand(h, planes)
+        last_heads = _mark_last(ratio, h, "heads", "n_heads")
+        by_time = last_heads[:, None].expand(h, planes)  # a row for each head
     else:  # split_layer
-        layers = _mark_last(ratio, dimensions.n_layers, "layers", "n_layers")
-        by_time = layers[dimensions.layer].expand(1, planes)
+        last_layers = _mark_last(ratio, dimensions.n_layers, "layers", "n_layers")
+        by_time = last_layers[dimensions.layer].expand(1, planes)  # one row for all heads
     return ~by_time, by_time
 
 
