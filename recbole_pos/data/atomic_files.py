@@ -82,8 +82,10 @@ def read_rows(
     max_rows = sum(file.num_rows for file in files)
     columns = {name: Column(kind, max_rows, storage or Storage()) for name, kind in kinds.items()}
 
-    # ``first_row`` is where a file begins in the table; ``start`` is counted within the file. A
-    # reader that fails midway begins again at 0 by another method, which overwrites its rows.
+    # A file begins in row ``first_row`` of the table, and a block in row ``start`` of its file. If
+    # reading a file fails midway, ``read_blocks`` begins again at row 0 of the file, by a slower
+    # method: its blocks overwrite those before. So the end of the last block is the size of the
+    # file, not the sum of all blocks. (All columns of a block have the same length.)
     first_row = 0
     sizes = []
     for file in files:
@@ -91,7 +93,7 @@ def read_rows(
         for start, block in file.read_blocks(kinds):
             for name, column in columns.items():
                 column.write(first_row + start, block[name])
-            num_rows = start + len(block[name])  # all columns of a block have the same length
+                num_rows = start + len(block[name])
         if num_rows == 0:
             raise UsageError(
                 f"{file.path} has no line of data; fill it; a .user or .item file may also be "
@@ -184,20 +186,20 @@ class AtomicFile:
             An array of str or of float64, empty if the cell is missing.
 
         Raises:
-            ValueError: if a value of float_seq is no number, or not finite in float32. A single
-                number may be missing and gets the mean; within a list none can be filled in.
+            ValueError: if a value of float_seq is not a number, is NaN, or is not finite in
+                float32.
         """
         # ``_MISSING`` has the texts that stand for no value, such as NaN and the empty text.
-        values = () if cell is None or (isinstance(cell, str) and cell in _MISSING) else cell
+        values = [] if cell is None else cell
         if isinstance(values, str):
-            values = values.split(self.seq_separator)
+            values = [] if values in _MISSING else values.split(self.seq_separator)
         texts = [str(value) for value in values if value is not None and value != ""]
         if kind == "token_seq":
             return np.array(texts)
 
-        # LARGEST is the largest number of float32.
+        # LARGEST is the largest number of float32. The comparison is false for NaN, too.
         numbers = np.array(list(map(float, texts)))
-        if not (np.abs(numbers) <= LARGEST).all():  # false for NaN, too
+        if not (np.abs(numbers) <= LARGEST).all():
             raise ValueError
         return numbers
 
@@ -262,8 +264,9 @@ class TextTable(AtomicFile):
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
         """Yield blocks of rows: the number of the first row, from 0, and the columns.
 
-        DuckDB reads most files. If it finds anything unusual, the rows are yielded again from the
-        first, read by Python line by line.
+        DuckDB reads most files. If it finds anything unusual, even after some blocks, Python reads
+        the file line by line. Then all blocks are yielded again, from row 0 on, and the caller
+        replaces the rows that it has got before.
 
         Args:
             kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
@@ -274,19 +277,20 @@ class TextTable(AtomicFile):
         """
         # ``_form`` has counts of the lines that DuckDB must find; it is None if only Python can
         # read the text. Nor can DuckDB read a file of one column, in which a blank line looks like
-        # an empty cell. Its errors (ENGINE_ERRORS) and ValueErrors are suppressed: then the last
-        # line reads the file again.
+        # an empty cell.
         if self._form is not None and len(self.kinds) > 1:
+            # An error of DuckDB (ENGINE_ERRORS) or of a cell (ValueError) leaves this block before
+            # its ``return``, and is not raised.
             with suppress(*ENGINE_ERRORS, ValueError):
                 yield from self._read_fast(kinds, self._form)
                 return
+        # DuckDB cannot read the file, or has just failed.
         yield from self._read_slowly(kinds)
 
     def _read_fast(self, kinds: Mapping[str, str], form: TextForm) -> Iterator[tuple[int, Block]]:
         """Yield blocks of rows whose lines DuckDB splits into cells.
 
-        This is the fast way, for a text in which DuckDB finds nothing unusual. ``read_text`` yields
-        a list of columns of cells, in the order of the file, for each block of its rows.
+        This is the fast way, for a text in which DuckDB finds nothing unusual.
 
         Args:
             kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
@@ -299,20 +303,21 @@ class TextTable(AtomicFile):
             ValueError, or an error of DuckDB: if only Python can read the file, which then begins
                 again at its first row.
         """
+        # ``self.kinds`` has all columns of the file, in its order; ``kinds`` only those to read.
+        # For each block of rows, ``read_text`` yields the cells of all columns, as text.
         first_row = 0
-        cells = read_text(self.path, len(self.kinds), form, self.memory_limit)
-        for columns in cells:
-            # Of the columns that are read: names are numbered by Arrow, and those that stand for
-            # none, such as NaN, dropped; numbers become float64; lists become arrays.
-            texts = dict(zip(self.kinds, columns, strict=True))
+        all_columns = self.kinds
+        for columns in read_text(self.path, len(all_columns), form, self.memory_limit):
+            text_by_name = dict(zip(all_columns, columns, strict=True))
             block: Block = {}
             for name, kind in kinds.items():
-                if kind == "token":
-                    block[name] = _drop_missing(texts[name].dictionary_encode())
+                texts = text_by_name[name]
+                if kind == "token":  # Arrow numbers the names; those such as NaN become null
+                    block[name] = _drop_missing(texts.dictionary_encode())
                 elif kind == "float":
-                    block[name] = _parse_numbers(texts[name])
+                    block[name] = _parse_numbers(texts)
                 else:
-                    block[name] = [self._parse_list(cell, kind) for cell in texts[name].to_pylist()]
+                    block[name] = [self._parse_list(cell, kind) for cell in texts.to_pylist()]
             yield first_row, block
             first_row += len(columns[0])
 
@@ -507,17 +512,21 @@ def _parse_numbers(texts: pa.Array) -> np.ndarray:
     Raises:
         ValueError: if a cell is something else.
     """
-    # Arrow is fast, and is right if it finds numbers only. It does not know our words for a missing
-    # number (then it fails), and takes some words for NaN that we may not (then NaN is in excess).
+    # Arrow is fast, and an empty cell (null) becomes NaN. If a text became NaN as well, the result
+    # is not used: Arrow reads some wrong cells as NaN, such as nan(1). It raises ArrowInvalid for
+    # texts that are no number to it, such as None.
     with suppress(pa.ArrowInvalid):
         numbers: np.ndarray = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        if np.isnan(numbers).sum() == texts.null_count:
+        num_nan, num_empty = np.isnan(numbers).sum(), texts.null_count
+        if num_nan == num_empty:
             return numbers
 
-    # Else Python converts each different text once. A null cell (-1) gets the last value, NaN.
+    # Then Python converts each different text once. The code of a text is its place in ``values``;
+    # an empty cell gets the code -1, for NaN in the last place.
     encoded = texts.dictionary_encode()
     values = np.array([*map(_parse_number, encoded.dictionary.to_pylist()), np.nan])
-    return values[encoded.indices.fill_null(-1).to_numpy()]
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    return values[codes]
 
 
 def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -540,10 +549,10 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def _make_block(columns: Block, kinds: Mapping[str, str]) -> Block:
-    """Convert the parsed cells of some rows, a list for each column, to arrays where possible.
+    """Convert the parsed cells of some rows, a list for each column, to the form of a block.
 
-    Names become a column of Arrow, which numbers them, and numbers become an array. A list of
-    arrays, which is what a list field has, stays as it is.
+    Names become a column of Arrow, which numbers them, and numbers become an array. The cells of a
+    list field are arrays already: their list stays as it is.
 
     Args:
         columns: name of each column -> list of names (None if missing), numbers or arrays.
@@ -552,12 +561,16 @@ def _make_block(columns: Block, kinds: Mapping[str, str]) -> Block:
     Returns:
         Name -> names numbered by Arrow, float64 numbers, or a list of arrays.
     """
-    # ``list``, for kinds that are not here, returns a list of the same arrays.
-    convert = {
-        "token": lambda names: pa.array(names, pa.string()).dictionary_encode(),
-        "float": lambda numbers: np.array(numbers, np.float64),
-    }
-    return {name: convert.get(kind, list)(columns[name]) for name, kind in kinds.items()}
+    block: Block = {}
+    for name, kind in kinds.items():
+        cells = columns[name]
+        if kind == "token":
+            block[name] = pa.array(cells, pa.string()).dictionary_encode()
+        elif kind == "float":
+            block[name] = np.array(cells, np.float64)
+        else:  # a list field
+            block[name] = cells
+    return block
 
 
 def is_list_type(dtype: pa.DataType) -> bool:

@@ -71,16 +71,17 @@ def find_cache(config: Options, files: Iterable[Path]) -> Path | None:
     if time.time_ns() - last_change < _SETTLED:
         return None
 
-    # The path, inode, size and times of a file, one of which changes if a byte does. READ names the
-    # options that preparing the data reads. FORMAT is a number that is raised whenever the same
-    # files and options are prepared in another way, also between two versions of the package.
+    # All that the content of the cache depends on. First, versions: FORMAT is a number that is
+    # raised whenever the same files and options are prepared in another way.
+    versions = {"format": FORMAT, "recbole_pos": __version__, "recbole": recbole.__version__}
+    # Second, the options that preparing the data reads (READ).
+    options = {name: config[name] for name in READ}
+    # Third, for each file its path, inode, size and times, one of which changes if a byte does.
     paths = [os.path.abspath(file) for file in existing]
     states = [
         (path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         for path, stat in zip(paths, stats, strict=True)
     ]
-    versions = {"format": FORMAT, "recbole_pos": __version__, "recbole": recbole.__version__}
-    options = {name: config[name] for name in READ}
     content = json.dumps([versions, options, states], sort_keys=True, default=str)
 
     # A folder for each dataset, named after it and the digest of where it is.
@@ -257,14 +258,16 @@ def _read_arrays(path: Path) -> Any:
         """Return the array that a mapping of the json text stands for; other mappings as they are.
 
         For example {_COLUMN: 3, "dtype": "<f8", "shape": [7, 2]} stands for 7 x 2 numbers of type
-        float64, whose bytes are in column 3 of the file.
+        float64. Their bytes are in column 3 of the file (``columns``, read above), which has one
+        cell.
         """
         if _COLUMN not in value:  # a key that only such mappings have
             return value
-        # Arrow's buffers of a column: which cells are missing, where each begins, and their bytes,
-        # which are None where there are no bytes.
-        _missing, _bounds, data = columns[value[_COLUMN]].buffers()
-        return np.frombuffer(data or b"", np.dtype(value["dtype"])).reshape(value["shape"])
+        # Arrow keeps a column in three buffers: which cells are missing, where each cell begins,
+        # and the bytes of all cells. The last one is None for an array without elements.
+        _missing, _bounds, array_bytes = columns[value[_COLUMN]].buffers()
+        numbers = np.frombuffer(array_bytes or b"", np.dtype(value["dtype"]))
+        return numbers.reshape(value["shape"])
 
     # json.loads calls the function for every mapping of the text.
     return json.loads(reader.schema.metadata[b"content"], object_hook=replace_mapping)

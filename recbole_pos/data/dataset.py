@@ -194,15 +194,16 @@ class Dataset:
         Returns:
             Which rows of the log are the inputs of each window, and which of them have a target.
         """
-        # User u has the rows offsets[u] to offsets[u + 1]. The last ones of them are held out, for
-        # validation and test; all before them are of training. ``searchsorted`` gives how many
-        # held-out rows come before each offset, and ``diff`` so how many each user has.
+        # User u has the rows offsets[u] up to offsets[u + 1], excluded. The last ones of them are
+        # held out, for validation and test; all before them are of training.
         offsets = self.log.offsets
         held_out_rows = np.flatnonzero(self.part != TRAIN)
-        num_held_out = np.diff(np.searchsorted(held_out_rows, offsets))
+        users = self.log.find_users(held_out_rows)
+        num_held_out = np.bincount(users, minlength=len(offsets) - 1)  # of each user
 
-        # The option ``train_windows`` says how a user's rows are cut, such as ``last``: only the
-        # newest window. ``window_stride`` is how many new targets one of several windows has.
+        # The option ``train_windows`` says how a user's rows are cut: ``last``, for example, into
+        # one window of the newest, ``sliding`` into windows that overlap. Of these each begins
+        # ``window_stride`` rows after the one before.
         windows = cut_windows(
             user_start=offsets[:-1],
             user_end=offsets[1:] - num_held_out,
@@ -228,21 +229,22 @@ class Dataset:
         learns_from_windows = self.config["augmentation"] == "all_positions"
         num_steps = self.config["target_window"] if learns_from_windows else 1
 
-        # All m training targets, user by user and oldest first: the user and the item of each, and
-        # whether the model learns from the history that ends before it. (Some options leave
-        # histories out, such as ``augmentation: none`` all but the newest of a user.)
+        # All training targets, user by user and oldest first: the user and the item of each, and
+        # whether the model learns from the history before it. (Some options leave histories out:
+        # with ``augmentation: none`` a user has only the newest.)
         rows = np.flatnonzero(self.split.find_targets(TRAIN))
         users, items = self.log.find_users(rows), self.log.items.numpy()[rows]
-        has_history_learned = self._find_learned_targets()[rows]
+        is_learned = self._find_learned_targets()[rows]
 
-        # For step = 0, 1, ...: the history before target i also has the target i + step, if that is
-        # of the same user. There are m - step such pairs of i and i + step.
+        # Step 0 counts each learned target itself. Step 1 counts the one after it, if it is of the
+        # same user: of [a, b, c] it pairs a with b and b with c, and counts b and c.
         counts = np.zeros(self.item_num, dtype=np.int64)
         for step in range(min(num_steps, len(rows))):
             num_pairs = len(rows) - step
             has_same_user = users[:num_pairs] == users[step:]
-            is_counted = has_history_learned[:num_pairs] & has_same_user
-            counts += np.bincount(items[step:][is_counted], minlength=self.item_num)
+            is_counted = is_learned[:num_pairs] & has_same_user
+            later_items = items[step:]
+            counts += np.bincount(later_items[is_counted], minlength=self.item_num)
         return counts
 
     def _find_learned_targets(self) -> np.ndarray:
@@ -261,17 +263,14 @@ class Dataset:
         if augmentation != "all_positions":
             return is_learned
 
-        # Mark the rows of the targets of all windows. A window, of which this is an example, has
-        # its inputs in the rows from ``start`` on, before ``end``. Those from ``first`` on have a
-        # target, which is in the next row.
-        #     inputs                 rows 2 3 4    start 2, end 5
-        #     inputs with a target   rows   3 4    first 3
-        #     their targets          rows     4 5  so from first + 1 to end
-        # ``gather_index`` lists the rows of all windows: [4, 5] of a window with these numbers.
+        # A window has its inputs in the rows ``start`` up to ``end`` (excluded) of the log. Those
+        # from the row ``first`` on have a target, the interaction in the row after them. For
+        # example, with start 2, first 3 and end 5 the inputs 3 and 4 have the targets 4 and 5.
+        # ``gather_index`` lists the rows of these inputs of all windows: [3, 4] of this one.
         windows = self.make_training_windows()
-        target_rows = gather_index(windows.first + 1, windows.end - windows.first)
+        input_rows = gather_index(windows.first, windows.end - windows.first)
         is_in_window = np.zeros(len(self.log), dtype=bool)
-        is_in_window[target_rows] = True
+        is_in_window[input_rows + 1] = True
         return is_learned & is_in_window
 
     def for_config(self, config: Options) -> Dataset:
@@ -283,15 +282,16 @@ class Dataset:
     def without_test(self) -> Dataset:
         """Return a copy without the test interactions.
 
-        Training and validation stay as they are: no history has an interaction of a later part. The
-        copy has the identity of the whole dataset, for which weights that are trained on the copy
-        are then accepted.
+        Training and validation stay as they are, since test interactions are in none of their
+        histories. A model that is trained on the copy can be used with the whole dataset, too.
         """
-        # The identity (digests of the data) is computed before rows are left out.
-        split = self.split
-        is_kept = split.part != TEST
+        # A model's weights are stored with the identity (digests) of its data, and are refused for
+        # data with another one. So the copy gets the identity of the whole dataset.
         reduced = copy.copy(self)
         reduced.identity = self.identity
+
+        split = self.split
+        is_kept = split.part != TEST
         reduced.split = replace(
             split,
             log=split.log.keep(is_kept),

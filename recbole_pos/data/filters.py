@@ -146,14 +146,15 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
         after = filter_sessions(
             before, keys["user"], keys["item"], minimums["session"], minimums["item"]
         )
-        # Users and items that have lost all their interactions leave their own tables, too. Those
-        # that have some left, or never had any, stay.
+        # Users and items that have lost all their interactions leave their own tables, too. (Those
+        # that never had any stay.) ``name`` is user or item, ``key`` the column of their names.
         for name, key in keys.items():
             table = tables.by_name().get(name)
             if table is not None:
                 had_some = table[key].isin(before[key].unique())
                 has_some = table[key].isin(after[key].unique())
-                tables = tables.keep(name, (has_some | ~had_some).to_numpy())
+                has_lost_all = had_some & ~has_some
+                tables = tables.keep(name, ~has_lost_all.to_numpy())
         tables = replace(tables, inter=after)
     # Then by the two options of intervals, as often as it takes until all counts are within them.
     return _keep_counts_within(tables, config)
@@ -179,56 +180,55 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     if not any(allowed.values()):
         return tables
 
-    # The columns of users and of items in the interactions, under the keys "user" and "item". A
-    # column has ``categories``, its different names, and for each interaction the code of its name:
-    # the index in ``categories``. ``is_left_out`` says for each of these names whether it is.
+    # In the interactions, the columns of users and items (the keys are "user" and "item") are
+    # categories: each different name has a number, its code, and a cell has the code of its name.
     columns = {name: tables.inter[key].cat for name, key in key_fields(config).items()}
     codes = {name: column.codes.to_numpy() for name, column in columns.items()}
-    is_left_out = {name: np.zeros(len(columns[name].categories), bool) for name in _ENTITIES}
 
-    # In each round, count by name the interactions that are left, and leave out those of all users
-    # and items whose count is in no interval. Stop after a round that leaves out none.
-    is_left = np.ones(len(tables.inter), dtype=bool)
+    # What is kept of the interactions; and, by code, which users and items are dropped.
+    is_kept = np.ones(len(tables.inter), dtype=bool)
+    is_dropped = {name: np.zeros(len(columns[name].categories), bool) for name in _ENTITIES}
     while True:
-        is_left_after = is_left.copy()
+        # Count the interactions that are left, of users and of items, before any are dropped.
+        is_outside = {}
         for name in _ENTITIES:
-            counts = np.bincount(codes[name][is_left], minlength=len(is_left_out[name]))
-            is_wrong = (counts > 0) & ~_is_within(counts, allowed[name])
-            is_left_out[name] |= is_wrong
-            is_left_after &= ~is_wrong[codes[name]]
-        if np.array_equal(is_left, is_left_after):
+            counts = np.bincount(codes[name][is_kept], minlength=len(is_dropped[name]))
+            is_outside[name] = (counts > 0) & ~_is_within(counts, allowed[name])
+        if not any(mask.any() for mask in is_outside.values()):
             break
-        is_left = is_left_after
-    tables = tables.keep("inter", is_left)
+        # Drop users and items whose count is in no interval, and their interactions.
+        for name in _ENTITIES:
+            is_dropped[name] |= is_outside[name]
+            is_kept &= ~is_outside[name][codes[name]]
+    tables = tables.keep("inter", is_kept)
 
-    # The same users and items leave their own tables, if these are loaded.
+    # The dropped users and items leave their own tables, too, if these are loaded.
     for name, key in key_fields(config).items():
         table, intervals = tables.by_name().get(name), allowed[name]
         if table is not None and intervals is not None:
-            names_left_out = columns[name].categories[is_left_out[name]]
-            is_kept = _find_allowed(table[key], tables.inter[key], names_left_out, intervals)
-            tables = tables.keep(name, is_kept.to_numpy())
+            dropped = columns[name].categories[is_dropped[name]]
+            stays = _find_staying(table[key], tables.inter[key], dropped, intervals)
+            tables = tables.keep(name, stays.to_numpy())
     return tables
 
 
-def _find_allowed(
-    names: pd.Series, interacting: pd.Series, left_out: pd.Index, intervals: Intervals
+def _find_staying(
+    names: pd.Series, interacting: pd.Series, dropped: pd.Index, intervals: Intervals
 ) -> pd.Series:
     """Return which rows of the table of users (or items) stay in a filter by interactions, as bool.
 
-    The filter has left out users by their numbers of interactions, and their rows go, too. A user
-    in the table may have no interaction at all. As in RecBole, that is too few if the lowest
-    interval begins above 0, such as [1,inf); else this user stays.
+    The filter has dropped users with too few or too many interactions. A user in the table may also
+    have no interactions, which counts as too few if all intervals begin above 0, as RecBole does.
 
     Args:
         names: the name in each row of the table.
         interacting: the names in the interactions that are left.
-        left_out: the names that were left out by their numbers of interactions.
+        dropped: the names that were dropped for their numbers of interactions.
         intervals: the allowed numbers, (low, high, inclusive) of each.
     """
-    if min(low for low, _, _ in intervals) > 0:
+    if min(low for low, _, _ in intervals) > 0:  # such as [1,inf)
         return names.isin(interacting.unique())
-    return ~names.isin(left_out)
+    return ~names.isin(dropped)
 
 
 def parse_intervals(text: str | None) -> Intervals | None:

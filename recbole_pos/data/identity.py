@@ -30,7 +30,8 @@ FILTERS = (
     *("train_fraction", "rm_dup_inter", "rm_copies", "filter_inter_by_user_or_item"),
     "benchmark_filename",
 )
-_DATES_KEY = "counts_time"  # of a vocabulary's file: whether the times of interactions are dates
+# Key in the metadata of a vocabulary's file: whether the times of interactions are dates.
+_DATES_KEY = "counts_time"
 
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -42,13 +43,16 @@ def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
         now: identity of the data as they are.
 
     Returns:
-        Words for the subject of a sentence, such as "the values of genre, or the order of their
-        lines,".
+        What a message puts before "have changed since", such as "the values of genre, or the order
+        of their lines,".
     """
-    if then["data"] not in (None, now["data"]):  # None: the data of the training had no identity
+    had_identity = then["data"] is not None
+    if had_identity and then["data"] != now["data"]:
         return "items, interactions, their times or what is held out"
     changed = find_changed_fields(then, now)
-    return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
+    if changed:
+        return f"the values of {', '.join(changed)}, or the order of their lines,"
+    return None
 
 
 def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -69,20 +73,20 @@ class Vocabulary:
         tokens: field of type token -> [ids] names of the field, padding first.
         user_counts: [users] int64 interactions of each user before the split left any out, by id.
         popularity: [items] int64 training interactions of each item, by id.
-        counts_time: whether the times of interactions are dates, and not, say, running numbers;
+        has_dates: whether the times of interactions are dates, and not, say, running numbers;
             None if not known.
     """
 
     tokens: dict[str, np.ndarray]
     user_counts: np.ndarray
     popularity: np.ndarray
-    counts_time: bool | None = None
+    has_dates: bool | None = None
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Vocabulary:
         """Return the names and counts of a dataset, and whether its times are dates."""
-        is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
-        return cls(dataset.field2id_token, dataset.user_counts, dataset.popularity, is_dated)
+        has_dates = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
+        return cls(dataset.field2id_token, dataset.user_counts, dataset.popularity, has_dates)
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return names and counts as a table to store, from which :meth:`from_table` reads them.
@@ -93,8 +97,8 @@ class Vocabulary:
         Returns:
             A row for each name but padding, by field and then in the order of ids, with the columns
             ``field``, ``token`` (the name) and ``events`` (its number of interactions; -1 for names
-            of other fields). Its ``attrs``, which parquet keeps, say whether the times of
-            interactions are dates: True, False (such as running numbers), or None if not known.
+            of other fields). Its ``attrs``, which parquet keeps, have ``has_dates`` under the key
+            ``_DATES_KEY``.
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
@@ -104,7 +108,8 @@ class Vocabulary:
             columns = {"field": field, "token": names[1:].astype(str), "events": counts[1:]}
             tables.append(pd.DataFrame(columns))
         table = pd.concat(tables, ignore_index=True).astype({"field": "category"})
-        table.attrs = {_DATES_KEY: self.counts_time}
+        # Whether the times of interactions are dates: True or False, or None if not known.
+        table.attrs = {_DATES_KEY: self.has_dates}
         return table
 
     @classmethod
@@ -142,19 +147,19 @@ class Vocabulary:
         Returns:
             [interactions] bool.
         """
-        # The ids that the run gave to the users; -1 for users whom it did not know. Sort by id and
-        # time; a stable sort leaves equal times in the order of the file.
+        # How many interactions the run had of the user of each row; 0 of a user whom it did not
+        # know, whose id is -1 here.
         user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
-        order = np.lexsort((times.to_numpy(), user_ids))
-        sorted_ids = user_ids[order]
+        num_in_run = np.where(user_ids > 0, self.user_counts[user_ids], 0)
 
-        # A user's rows follow each other, so an interaction is as many rows after the user's first
-        # one as the user has older interactions. Known users have ids above 0, which is padding.
-        first_row = np.searchsorted(sorted_ids, sorted_ids)
-        num_older = np.arange(len(order)) - first_row
-        is_oldest = np.zeros(len(order), dtype=bool)
-        is_oldest[order] = (sorted_ids > 0) & (num_older < self.user_counts[sorted_ids])
-        return is_oldest
+        # How many older interactions the user of each row has: in the order of time, ``cumcount``
+        # counts the rows before with the same id. Equal times stay in the order of the file. In the
+        # example these are [2, 0, 1].
+        order = np.argsort(times.to_numpy(), kind="stable")
+        ids = user_ids[order]
+        num_older = np.empty(len(order), dtype=np.int64)
+        num_older[order] = pd.Series(ids).groupby(ids).cumcount()
+        return num_older < num_in_run
 
 
 @dataclass(frozen=True)
@@ -312,22 +317,23 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
     """Add later interactions to the log of a dataset, in place; none of them becomes a target.
 
     Args:
-        dataset: a copy of the data of a run, whose attribute ``split`` is replaced; the masks of
-            missing numbers in its dict ``missing``, too.
+        dataset: a copy of the data of a run. Its attribute ``split`` is replaced, and so are the
+            masks of missing numbers of interactions in its dict ``missing``.
         interactions: the later ones, with names as in the file.
     """
-    # Append the later ones to all columns and masks of the log. They count as test, which is not
-    # trained on.
+    # Append the later interactions to the columns and masks of the log, at the end of each. Their
+    # part is test, which is not trained on.
     log, split, num_later = dataset.log, dataset.split, len(interactions)
     columns, missing = _append_later(dataset, interactions)
     part = np.append(split.part, np.full(num_later, TEST, np.int8))
     is_target = np.append(split.is_target, np.zeros(num_later, dtype=bool))
 
-    # Sort all again: by user, then by part, so that later ones come after those of training and
-    # validation, then by time. ``order`` has for each row of the new log its row in the columns.
+    # Sort the columns by user, then by part (training, validation, test), then by time. order[i] is
+    # where row i of the sorted log was before; the masks are put in the same order.
     fields = log.user_field, log.item_field, log.time_field
     extended, order = sort_interactions(columns, dataset.user_num, *fields, given_part=part)
-    dataset.missing |= {field: mask[order] for field, mask in missing.items()}
+    for field, mask in missing.items():
+        dataset.missing[field] = mask[order]
     dataset.split = replace(split, log=extended, part=part[order], is_target=is_target[order])
 
 
@@ -369,19 +375,18 @@ def _read_later(interactions: pd.DataFrame, field: str, dataset: Dataset) -> Ten
         [later] or [later, s]; 0 for unknown names and lists; NaN for numbers that cannot be scaled.
     """
     # Lists, which have several cells per interaction, are not read: they get 0.
-    config, column = dataset.config, dataset.log.fields[field]
-    zeros = column.new_zeros((len(interactions), *column.shape[1:]))
+    config, column, num_later = dataset.config, dataset.log.fields[field], len(interactions)
     if column.dim() > 1:
-        return zeros
+        return column.new_zeros((num_later, *column.shape[1:]))
     if field in dataset.field2token_id:  # a field of names
         ids = interactions[field].map(dataset.field2token_id[field])
         return torch.from_numpy(ids.fillna(0).to_numpy(dtype=np.int64))
 
-    # A run does not keep the least and largest value by which it scaled a field, so later numbers
-    # cannot be scaled in the same way.
-    is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
-    if is_scaled and field != config["TIME_FIELD"]:
-        return zeros.fill_(torch.nan) if column.is_floating_point() else zeros
+    # Numbers. A run does not keep the least and largest value by which it scaled a field, so later
+    # numbers cannot be scaled in the same way: they are missing (NaN). Times are never scaled.
+    normalizes = config["normalize_all"] or field in (config["normalize_field"] or ())
+    if normalizes and field != config["TIME_FIELD"]:
+        return column.new_full((num_later,), torch.nan)
     numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
     return torch.from_numpy(numbers).to(column.dtype)
 

@@ -115,7 +115,8 @@ class EventLog:
     def count_targets(self, is_possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return how many possible targets the user of each interaction has.
 
-        For example, a user with [False, True, True] has the numbers [2, 2, 2] and [0, 1, 2].
+        For example, a user with [False, True, True] has the numbers [2, 2, 2] and [0, 1, 2]. A user
+        after this one with [True, False] has [1, 1] and [1, 1].
 
         Args:
             is_possible: [interactions] bool, which interactions may be targets.
@@ -124,13 +125,16 @@ class EventLog:
             num_targets: [interactions] int64, targets of the interaction's user in all.
             num_until: [interactions] int64, those of them up to the interaction, itself included.
         """
-        # num_before[r] counts the targets in all rows before r. A user has the rows start : end, so
-        # num_before[start] of them are of users before, and are subtracted from each count.
+        # num_before[r] counts the targets in all rows before r, of all users. With the user of the
+        # example: [0, 0, 1, 2]; with the second one: [0, 0, 1, 2, 3, 3].
         num_before = np.concatenate(([0], np.cumsum(is_possible)))
-        num_until = num_before[1:]
-        start = self.starts
+
+        # The user of each interaction has the rows start up to end, excluded: of the two users
+        # start is [0, 0, 0, 3, 3], end [3, 3, 3, 5, 5]. Targets before ``start`` are of others.
+        start = np.repeat(self.offsets[:-1], self.lengths)
         end = np.repeat(self.offsets[1:], self.lengths)
-        return num_before[end] - num_before[start], num_until - num_before[start]
+        num_of_others = num_before[start]
+        return num_before[end] - num_of_others, num_before[1:] - num_of_others
 
 
 def _cut_users(offsets: np.ndarray, num_rows: int) -> list[tuple[int, int]]:

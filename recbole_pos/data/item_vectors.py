@@ -221,11 +221,14 @@ def to_file(value: Any) -> Any:
             f"file; found {shown(value)} ({error})"
         ) from error
 
-    # ``KEPT`` is item_vectors.npy. It gets a folder of its own in that of all vectors from memory,
-    # which the end of the process removes. Opening it compares the numbers of names and rows.
-    path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
+    # Write the matrix as item_vectors.npy (``KEPT``), and the names as item_vectors.txt, in a new
+    # folder. It lies in the temporary folder of this process, which is removed when that ends.
+    folder = Path(tempfile.mkdtemp(dir=_temporary_folder().path))
+    path = folder / KEPT
     np.save(path, matrix)
     path.with_suffix(".txt").write_text("".join(lines), "utf-8")
+
+    # Raise an error if this is no matrix of numbers, or has not as many rows as there are names.
     open_vectors(path)
     return str(path)
 
@@ -233,19 +236,25 @@ def to_file(value: Any) -> Any:
 def _divide_frame(frame: pd.DataFrame) -> tuple[Any, Any]:
     """Return the names in a frame of vectors, and the vectors, [rows, size].
 
-    The names are in one column and the vectors, as lists, in another, of which rows without one are
-    left out; or the columns are the numbers of the vectors, and the index has the names.
+    A frame has one of two forms. In the first, one column has the names and another one the
+    vectors, as lists such as [0.1, 0.2]; rows without a name or a vector are left out. In the
+    second, the index has the names, and each column has one number of every vector.
 
     Raises:
-        ValueError: if one column has lists, but not exactly one other, or of several lengths.
+        ValueError: if a column has lists, but there are not two columns, one of names and one of
+            lists; or if the lists differ in length.
     """
+    # The second form has no column of lists.
     objects = frame.select_dtypes(object)
     list_columns = [name for name in objects if objects[name].map(is_list_like).any()]
     if not list_columns:
         return frame.index, frame
-    (list_column,), (name_column,) = list_columns, frame.columns.difference(list_columns)
+
+    name_columns = frame.columns.difference(list_columns)
+    if len(list_columns) != 1 or len(name_columns) != 1:
+        raise ValueError("expected one column of names and one of lists")
     frame = frame.dropna()
-    return frame[name_column], np.stack(frame[list_column].to_list())
+    return frame[name_columns[0]], np.stack(frame[list_columns[0]].to_list())
 
 
 @cache

@@ -173,7 +173,7 @@ class Catalogue:
         self.field2id_token = vocabulary.tokens
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
         self.events = int(vocabulary.user_counts.sum())
-        self.counts_time = vocabulary.counts_time
+        self.counts_time = vocabulary.has_dates
         self.popularity = vocabulary.popularity  # [items] int64, of training interactions
 
     def num(self, field: str) -> int:
