@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -61,21 +61,24 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     if kind == "CE":
         return full_cross_entropy
     if kind == "SCE":
-        # scalable cross-entropy, with its four options, of the same names
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
 
-    # The other losses compare a target with sampled items, ``negatives``. Their options have the
-    # names of the fields of ``SampledLoss``.
-    options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
-    # How often an item is a negative follows from how often it occurs or, if negatives are the
-    # other targets of the batch (in_batch), from how often it is a target. A run that is loaded for
-    # serving does not train: there any counts will do.
-    counts = np.ones(dataset.item_num)
-    if dataset.has_log:
-        counts = dataset.target_counts if kind == "in_batch" else dataset.popularity
-    counts = counts if candidates is None else counts[candidates.numpy()]
-    return SampledLoss(counts=torch.from_numpy(counts), **options)
+    # All other losses compare a target with wrong items, the negatives. The probability of an item
+    # to be a negative follows from its count.
+    if not dataset.has_log:  # loaded for serving, without interactions: the loss is not used
+        counts = np.ones(dataset.item_num)
+    elif kind == "in_batch":  # negatives are the other targets of the batch
+        counts = dataset.target_counts  # how often each item is a target
+    else:  # negatives are sampled
+        counts = dataset.popularity  # interactions of each item
+    if candidates is not None:
+        counts = counts[candidates.numpy()]
+
+    # each of these losses has some of these options
+    keys = ("negatives", "negative_sampler", "logq_correction", "gbce_t")
+    options = {key: config[key] for key in keys if key in config}
+    return SampledLoss(kind, torch.from_numpy(counts), **options)
 
 
 class PosRecommender(SequentialRecommender):
@@ -96,6 +99,7 @@ class PosRecommender(SequentialRecommender):
     causal = True  # whether every interaction has a state, made of none that is newer
     candidates: Tensor | None  # [c] ids that training chooses among; None for all
     candidate_rows: Tensor  # [items] row of each item among the candidates
+    content_source: Any = None  # option item_vectors: files that a saved run needs
     # options that the class refuses, and why
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("event_features", "user_features"),
@@ -119,7 +123,18 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
+        self.item_attributes: set[str] = set()  # fields of items that attention reads
 
+        self._build_item_vectors(config, dataset)
+        # adds fields of interactions and users, such as a price, to the input of the layers; None
+        # if the options name no such field
+        self.event_features = build_event_features(config, dataset)
+
+        # The loss is a function of states, item vectors and targets.
+        self.loss = build_loss(config, dataset, self.candidates)
+        # Whether it compares each target with the other targets of its batch. If several processes
+        # train, each with a part of the batch, they must exchange their targets then.
+        self.targets_meet = config["loss_type"] in ("SCE", "in_batch")
         # With ``target_window: n`` the next n items after a query are its targets, each with weight
         # 1/n. ``LaterTargets`` finds them among the dataset's interactions. None for n = 1.
         self.later_targets: LaterTargets | None = None
@@ -127,26 +142,25 @@ class PosRecommender(SequentialRecommender):
         if num_targets > 1 and dataset.has_log:
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
 
-        # A trained vector for each item. Content vectors, of texts for example, are added to them
-        # or take their place if the options give any: ``add_content`` changes ``item_embedding``,
-        # and sets ``candidates`` and ``content_source``.
+    def _build_item_vectors(self, config: Options, dataset: Dataset) -> None:
+        """Create a trained vector for each item, and what the options add to it.
+
+        Two things may be added: content vectors, made of texts for example, and fields of items,
+        such as a brand.
+
+        Args:
+            config: options of the model.
+            dataset: training part of a dataset, with the fields.
+        """
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
-        # [c] ids of the items that the loss chooses among; None for all
+
+        # Some uses of content vectors set ``candidates``, the items that the loss chooses among,
+        # and ``content_source``, the files that a saved run needs again.
         self.register_buffer("candidates", None, persistent=False)
-        self.content_source: Any = None  # option item_vectors: files that a saved run needs
         add_content(self, config, dataset)
 
-        # the function of states, item vectors and targets that ``loss_type`` names
-        self.loss = build_loss(config, dataset, self.candidates)
-        # whether the loss of a target depends on the other targets of its batch
-        self.targets_meet = config["loss_type"] in ("SCE", "in_batch")
-
-        # Features are fields of the dataset. Those of items, such as a brand, are added to the item
-        # vectors; those of interactions and users (``event_features``) to the input of the layers.
         if (item_features := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = item_features
-        self.event_features = build_event_features(config, dataset)
-        self.item_attributes: set[str] = set()  # fields of items that attention reads
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Apply a function to all tensors of the model, as torch does to move or cast it.
@@ -244,11 +258,12 @@ class PosRecommender(SequentialRecommender):
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the item vectors that the loss chooses among, and the targets as rows of them.
 
-        These are the vectors of all items if ``candidates`` is None, else of the items with these
-        ids: with the candidates 0, 2, 5 the loss chooses among three vectors, and target 5 is row 2
-        of them. ``candidate_rows`` has this row for each id. Every target is a candidate, since
-        only items without a training interaction are left out: the loss would teach that they are
-        wrong answers, though content vectors can score them.
+        The loss chooses among the items with the ids ``candidates``; among all items if it is None.
+        With the candidates 0, 2, 5 it chooses among three vectors, and target 5 is row 2 of them.
+        ``candidate_rows`` has this row for each id.
+
+        Items without a training interaction are left out. They are never targets, so the loss would
+        only lower their scores.
 
         Args:
             vectors: [items, d] vectors of all items.
@@ -289,9 +304,12 @@ class PosRecommender(SequentialRecommender):
         Args:
             batch: windows, parts of histories, with a target for some or all interactions.
         """
-        # ``prepare`` adds ``extras``, such as graphs; the loader may have called it already
+        # ``extras`` are what some models compute of a batch, such as graphs. The data loader may
+        # have computed them already.
         batch = self.prepare(batch) if batch.extras is None else batch
-        return compute_loss(self, replace(batch))  # a copy, whose cached values end with the step
+        # A batch keeps what is computed from it, such as masks of padding. A copy does so here, so
+        # that this memory is free after the step, although the caller still has the batch.
+        return compute_loss(self, replace(batch))
 
     def compare_with_later_targets(
         self, states: Tensor, vectors: Tensor, batch: SequenceBatch
@@ -341,11 +359,13 @@ class PosRecommender(SequentialRecommender):
         if self.loss is full_cross_entropy:
             return weighted_cross_entropy(states, vectors, targets, target_weights, prior=None)
 
-        # Other losses take one target a state, and return the mean over all pairs of a state and a
-        # target. Since all pairs have the same weight, the sum of the formula is this mean times
-        # the sum of the weights.
-        state, column = target_weights.nonzero(as_tuple=True)
+        # Other losses take one target a state. So each of the p pairs of a state i and a target j
+        # that exists becomes a state of its own, and ``mean`` is the mean loss of the pairs.
+        state, column = target_weights.nonzero(as_tuple=True)  # i and j, [p] both
         mean = self.loss(states[state], vectors, targets[state, column])
+
+        # All pairs have the weight 1/n, so the formula is 1/k * 1/n * (sum of their losses). That
+        # sum is p * mean, and p * 1/n is the sum of all weights.
         return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
 
     # --- doors: batches of what others hold ---

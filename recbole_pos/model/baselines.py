@@ -84,6 +84,10 @@ class SPop(Untrained):
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return the scores of all items: by how often each is in the history, then by popularity.
 
+        The score of an item is n_items * (number of times it is in the history) + its rank by
+        popularity, from 0 for the least popular item to n_items - 1 for the most popular one. So
+        ranks decide only between items that are equally often in the history.
+
         Args:
             interaction: RecBole's batch, with histories [B, L] padded with 0.
 
@@ -91,9 +95,10 @@ class SPop(Untrained):
             [B, items].
         """
         history = interaction[self.ITEM_SEQ]
-        # ``popularity`` [n_items] is the rank of each item, below ``n_items``: it decides ties only
-        repeat_score = (history > 0).to(self.popularity) * self.n_items  # 0 for padding
-        return self.popularity.repeat(len(history), 1).scatter_add_(1, history, repeat_score)
+        # what each place of a history adds to the score of its item; nothing at padding
+        added = (history > 0).to(self.popularity) * self.n_items  # [B, L]
+        # start with the ranks (``popularity``), and add to an item as often as it occurs
+        return self.popularity.repeat(len(history), 1).scatter_add_(1, history, added)
 
 
 def find_nearest_items(
@@ -130,8 +135,12 @@ def find_reachable_items(
     """Find the k items that are nearest to each item in a graph of transitions.
 
     The nearest ones are reached by the fewest transitions and, of equally many, are the most
-    probable in a random walk. With P the transitions divided by the sum of their row, item j that
-    is first reached from i after h transitions has the score hops - h + (P^h)_ij.
+    probable in a random walk. An item that the walk can reach in h transitions, and not in fewer,
+    has the score hops - h, plus the probability that the walk is there after h transitions.
+
+    Let ``hops`` be 2, item 1 be followed once by 2 and three times by 3, and item 2 always by 4.
+    From item 1 the items 3, 2 and 4 have the scores 1.75, 1.25 and 0.25: one transition leads to 3
+    with the probability 0.75 and to 2 with 0.25, and two lead to 4 with 0.25.
 
     Args:
         transitions: [items, items] how often the second item follows the first.
@@ -142,22 +151,27 @@ def find_reachable_items(
     Returns:
         Ids and scores [items, k], 0 where there are fewer than k.
     """
+    # each row divided by its sum: the probability of each transition, [items, items]
     num_items = transitions.shape[0]
     totals = np.asarray(transitions.sum(axis=1)).ravel()
-    probability = diags(1 / np.maximum(totals, 1)) @ transitions  # P
+    probability = diags(1 / np.maximum(totals, 1)) @ transitions
 
-    # walks from a block of items at a time, the sources, and for each the k best items it reaches
+    # a block of items, the sources, at a time
     block = max(max_cells // num_items, 1)
-    found = []
+    best = []
     for sources in np.split(np.arange(num_items), range(block, num_items, block)):
-        row, item, score = _walk(sources, probability, hops)
-        found.append(_take_best(row, item, score, len(sources), k))
+        # all items that are reached: the index of the source, the item, and its score
+        row, item, score = _score_reached_items(sources, probability, hops)
+        # the k best items of each source and their scores, [sources, k] both
+        best.append(_take_best(row, item, score, len(sources), k))
 
-    items, scores = map(np.concatenate, zip(*found, strict=True))
-    return items, scores
+    items, scores = zip(*best, strict=True)
+    return np.concatenate(items), np.concatenate(scores)
 
 
-def _walk(sources: np.ndarray, probability: csr_matrix, hops: int) -> tuple[np.ndarray, ...]:
+def _score_reached_items(
+    sources: np.ndarray, probability: csr_matrix, hops: int
+) -> tuple[np.ndarray, ...]:
     """Score the items that random walks reach: the sooner and the more probably, the higher.
 
     A walk starts at a source. Each hop takes it to another item, with the probability of that
@@ -398,16 +412,11 @@ class TALE(Untrained):
         user_starts = log.offsets[log.users.numpy()[target_rows]]
         start_rows = np.maximum(user_starts, target_rows - self.max_seq_length)
 
-        # A block has about ``_BLOCK_CELLS`` interactions before its targets. A new block begins at
-        # a target for which the number of the block, by the running total, is not the one before.
-        block_number = np.cumsum(target_rows - start_rows) // _BLOCK_CELLS
-        block_starts = np.flatnonzero(np.diff(block_number)) + 1
-        blocks = [np.split(rows, block_starts) for rows in (target_rows, start_rows)]
-
         gram = np.zeros((self.n_items, self.n_items))  # S'S
         cross = np.zeros((self.n_items, self.n_items))  # S'T
-        for targets, starts in zip(*blocks, strict=True):
-            s, t = self._build_block(config, log, targets, starts)
+        # targets that have about ``_BLOCK_CELLS`` interactions before them, at a time
+        for block in _split_by_size(target_rows - start_rows, _BLOCK_CELLS):
+            s, t = self._build_block(config, log, target_rows[block], start_rows[block])
             gram += (s.T @ s).toarray()
             cross += (s.T @ t).toarray()
 
@@ -420,8 +429,10 @@ class TALE(Untrained):
     ) -> tuple[csr_matrix, csr_matrix]:
         """Return the rows of the matrices S and T for some training targets (TALE, WSDM 2025).
 
-        A target at time_t has in S, for each interaction before it with item s at time_s, the
-        weight max(exp(-(time_t - time_s) / tau_train), time_floor), times in days.
+        Both matrices have a row for each target and a column for each item. The row of a target in
+        T has a 1 at the target's item. Its row in S has, at the item of each interaction before it,
+        the weight max(exp(-age / tau_train), time_floor), where age is the time from that
+        interaction to the target in days.
 
         Args:
             config: options ``tau_train`` and ``time_floor``.
@@ -434,19 +445,21 @@ class TALE(Untrained):
             S and T, [k, n_items] both.
         """
         items, times = log.items.numpy(), log.times.numpy()
-        # The interactions before all targets, one after the other: ``sources`` are their rows in
-        # the log, ``number`` the target before which each is. Targets 5 and 9 with the starts 3 and
-        # 8 have the sources 3, 4, 8 and the numbers 0, 0, 1.
+        # ``before`` are the rows in the log of the interactions before the first target, then of
+        # those before the second, and so on; ``target`` says before which target each is. For
+        # targets [5, 9] with the starts [3, 8] they are [3, 4, 8] and [0, 0, 1].
         lengths = targets - starts
-        sources = gather_index(starts, lengths)
-        number = np.repeat(np.arange(len(targets)), lengths)
+        before = gather_index(starts, lengths)
+        target = np.repeat(np.arange(len(targets)), lengths)
 
         days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
-        days = (times[targets][number] - times[sources]) * days_per_unit
-        weights = np.maximum(np.exp(-days / config["tau_train"]), config["time_floor"])
+        age = (times[targets][target] - times[before]) * days_per_unit
+        weights = np.maximum(np.exp(-age / config["tau_train"]), config["time_floor"])
 
+        # A matrix is made of values, their rows and their columns. Values of the same place, where
+        # an item occurs several times before a target, are added up.
         shape = len(targets), self.n_items
-        s = csr_matrix((weights, (number, items[sources])), shape)  # repeated items are added up
+        s = csr_matrix((weights, (target, items[before])), shape)
         t = csr_matrix((np.ones(len(targets)), (np.arange(len(targets)), items[targets])), shape)
         return s, t
 
@@ -471,6 +484,26 @@ class TALE(Untrained):
         x.scatter_reduce_(1, history, weight, "amax")
         x[:, 0] = 0  # padding
         return x @ self.weights  # B
+
+
+def _split_by_size(sizes: np.ndarray, block_size: int) -> list[np.ndarray]:
+    """Split the indices of elements into blocks of successive ones, by the sizes of the elements.
+
+    The sizes of a block add up to about ``block_size``. The block of an element has as its number
+    the sum of the sizes up to the element, divided by ``block_size`` and rounded down. For example,
+    with the sizes [2, 1, 4, 3] and a ``block_size`` of 4, the sums are [2, 3, 7, 10], the numbers
+    [0, 0, 1, 2], and the blocks [0, 1], [2] and [3].
+
+    Args:
+        sizes: [n] int64 size of each element.
+        block_size: size of a block.
+
+    Returns:
+        The indices of each block.
+    """
+    block_number = np.cumsum(sizes) // block_size
+    block_starts = np.flatnonzero(np.diff(block_number)) + 1
+    return np.split(np.arange(len(sizes)), block_starts)
 
 
 class SessionBPR(SequentialRecommender):

@@ -79,8 +79,8 @@ def is_untrained(model: str) -> bool:
 def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[str]:
     """Return of which kinds a model is, which decides the options that it can read.
 
-    The table of options (``options.yaml``) says of an option by which kinds of models it is read. A
-    model that a user has registered may read histories and times, so it counts as of both kinds.
+    The table of options (``options.yaml``) says of an option by which kinds of models it is read.
+    The kinds overlap: a model is of each kind whose condition is met.
 
     Args:
         model: name of the model.
@@ -90,20 +90,27 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     Returns:
         Kinds, such as "the plugin's models".
     """
-    is_custom = model in MODELS.added  # registered by a user
-    is_ours = is_on_our_base(model)  # it extends ``PosRecommender``, as models of users may
+    kinds = set()
+    # A model that a user has registered may read histories and times, whatever it extends.
+    is_custom = model in MODELS.added
+    if is_custom:
+        kinds.add("custom models")
+    if is_custom or model_type.name == "SEQUENTIAL":
+        kinds.add("models of histories")
+
+    # models that extend ``PosRecommender``: the plugin's, and possibly a user's
+    has_our_base = is_on_our_base(model)
+    if has_our_base:
+        kinds.add("the plugin's models")
     # time-aware schemes have an attribute ``reads_request``: they read when a request comes
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
+    if is_custom or (has_our_base and reads_time):
+        kinds.add("models with a time-aware scheme")
+
     # models that only count have no gradients; RecBole calls its own of that kind TRADITIONAL
-    is_trained = model_type.name != "TRADITIONAL" and not is_untrained(model)
-    kinds = {
-        "custom models": is_custom,
-        "the plugin's models": is_ours,
-        "models of histories": is_custom or model_type.name == "SEQUENTIAL",
-        "models trained by gradients": is_trained,
-        "models with a time-aware scheme": is_custom or (is_ours and reads_time),
-    }
-    return {kind for kind, is_one in kinds.items() if is_one}
+    if model_type.name != "TRADITIONAL" and not is_untrained(model):
+        kinds.add("models trained by gradients")
+    return kinds
 
 
 def find_unread_options(model: str) -> Mapping[str, str]:
@@ -220,14 +227,14 @@ def ensure_registered(model: type) -> str:
 def _register(model: type, defaults: Defaults | None, name: str, module: str | None) -> None:
     """Add a model to the table MODELS: its class, the defaults of its options, and a module.
 
-    Other processes of a run import the module to have the model in their tables, too.
+    The module is what other processes of a run import, to have the model in their tables, too.
 
     Args:
         model: the class.
         defaults: those that a user has given for some options; None if for none.
         name: name of the model.
-        module: a module that calls ``register_model`` for this model when it is imported; None if
-            none does.
+        module: the module that registers this model when it is imported, as it calls
+            ``register_model``; None if no module does.
 
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
@@ -236,9 +243,12 @@ def _register(model: type, defaults: Defaults | None, name: str, module: str | N
     if defaults is None and name == MODELS.find_shipped_name(model):
         return
 
-    # Without a module that calls ``register_model``, other processes import the one that defines
-    # the class (None for a notebook). They find the class there by its name, and no defaults.
-    if module is None and defaults is None and name == model.__name__:
+    # If no module registers the model, another process may still find the class, by its name in the
+    # module that defines it. That is enough if the model has the name of the class and no defaults.
+    # ``find_home_module`` returns that module; None for a class of a notebook, which no process
+    # can import.
+    is_plain_class = defaults is None and name == model.__name__
+    if module is None and is_plain_class:
         module = find_home_module(model)
 
     # The default of every option, inherited ones too, and the names of options that are new.

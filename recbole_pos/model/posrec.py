@@ -123,13 +123,14 @@ class PosRec(GraphRecommender):
         self.position_embedding = build_row_encodings(config, self.max_seq_length, d)
         # gated graph layers (PGGNN), in which the items of a session exchange messages
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
-        # the transformer, without a position scheme inside attention: ``Compose`` of none
+        # the transformer; its attention has no position scheme of its own (``Compose({})``), since
+        # positions are added to its input
         self.trm_encoder = TransformerEncoder(
             build_layer("transformer", options, Compose({})) for _ in range(n_layers)
         )
         self.dropout = Dropout(options.hidden_dropout_prob)
-        # lambda_0, lambda_1 and lambda_2: weights of the three vectors whose sum is the state of a
-        # session, of its last item after the graph layers, and its last and first after the encoder
+        # The state of a session is the weighted sum of three vectors: of its last item after the
+        # graph layers, and of its last and its first item after the transformer. Their weights:
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
@@ -155,25 +156,41 @@ class PosRec(GraphRecommender):
         graph, anchors = self.prepare(batch).extras
         nodes = graph.nodes  # the k nodes of all sessions, as a batch of their items
 
-        # X': neighbours are weighted by how often an item follows the other in the session
-        # (``transitions``); weights are 0 for nodes that are no neighbours
-        x = self.embed(nodes)  # [k, d]
+        # X': in each graph layer a node receives messages from anchors and from the nodes next to
+        # it, the latter weighted by how often one item follows the other (``transitions``)
+        x = self.embed(nodes)  # X, [k, d]
         weights = weigh_neighbours(graph, graph.transitions, anchors).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, nodes)
 
-        # X' + P: encodings depend on three numbers of each node, [k] each: how many interactions of
-        # the session are before the item's first one (``graph.first``), how many after its last one
-        # (``graph.age``), and how many there are
-        encoded = x
-        length = batch.lengths[nodes.row]
-        for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
-            encoded = encoded + scheme.rows(graph.first, graph.age, length)
-        hidden = self.trm_encoder(self.dropout(encoded), nodes)  # H, [k, d]
+        # H, [k, d]
+        encoded = self._add_positions(x, graph)
+        hidden = self.trm_encoder(self.dropout(encoded), nodes)
 
-        # the weighted sum s; ``mixture`` are the lambdas
-        readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
-        return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))
+        # s
+        lambda_0, lambda_1, lambda_2 = self.mixture
+        state = lambda_0 * x[graph.last_node] + lambda_1 * hidden[graph.last_node]
+        return state + lambda_2 * hidden[graph.first_node]
+
+    def _add_positions(self, x: Tensor, graph: SessionGraph) -> Tensor:
+        """Add the encodings P of positions in the session to the vectors of nodes.
+
+        A node is a distinct item of a session. Its encoding depends on three numbers: how many
+        interactions of the session are before the item's first one (``graph.first``), how many are
+        after its last one (``graph.age``), and how many there are in all. For the item 4 in the
+        session 7, 4, 4, 5 they are 1, 1 and 4.
+
+        Args:
+            x: [k, d] vectors of the nodes of all sessions.
+            graph: graphs of the sessions.
+
+        Returns:
+            [k, d].
+        """
+        length = graph.events.lengths[graph.nodes.row]  # [k] of the session of each node
+        for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
+            x = x + scheme.rows(graph.first, graph.age, length)
+        return x
 
 
 class FGNN(GraphRecommender):
@@ -228,14 +245,15 @@ class FGNN(GraphRecommender):
         graph, anchors = self.prepare(batch).extras
         x = self.embed(graph.nodes)  # [k, d]
 
-        # ``weigh_neighbours`` returns [b, 2, n, n]: the weights with which node i (row) receives
-        # from node j (column), first from nodes before it, then from nodes after it. Here nodes
-        # receive from those before them only, so the weights are the first half, [b, n, n].
-        weights = weigh_neighbours(graph, graph.transitions, anchors)[:, 0]
-        # Every node has an edge to itself. Its weight is how often the item follows itself in the
-        # session, or 1 if it never does, and at padding.
-        is_itself = torch.eye(weights.size(1), dtype=torch.bool, device=weights.device)
-        weights = weights.masked_fill(is_itself & (weights == 0), 1).to(x)
+        # The weights with which node i (row) receives from node j (column), [b, n, n] both: from
+        # nodes before it, and from nodes after it, which are not read in FGNN.
+        weights, _ = weigh_neighbours(graph, graph.transitions, anchors).unbind(1)
+
+        # An edge from a node to itself counts how often the item follows itself. If it never does,
+        # the edge gets the weight 1. So do rows of padding, of sessions with fewer than n nodes:
+        # every row must have an edge, or its attention would be NaN.
+        is_own_edge = torch.eye(weights.size(1), dtype=torch.bool, device=weights.device)
+        weights = weights.masked_fill(is_own_edge & (weights == 0), 1).to(x)
 
         for number, layer in enumerate(self.graph_layers):
             # ReLU between layers, not before the first
@@ -366,11 +384,12 @@ class _Anchored(_Trimmed):
         items, lengths = item_seq[is_real], is_real.sum(1)
         graph = SessionGraph.build(SequenceBatch.from_lengths(items, lengths, self.max_seq_length))
 
-        # ``graph.nodes`` are the nodes of all sessions, k in all. ``graph.alias`` [m] says which of
-        # them each interaction has, and ``nodes.index`` [k] numbers them within their session.
+        # ``graph`` numbers the nodes of all sessions from 0 to k - 1, and ``graph.alias`` [m] has
+        # the number of each interaction's node. RecBole's numbers begin at 0 in each session.
+        number_in_session = graph.nodes.index  # [k] of each node
         alias = torch.zeros_like(item_seq)
-        alias[is_real] = graph.nodes.index[graph.alias]
-        # ``pad`` puts the nodes into a row for each session, with zeros after the last one
+        alias[is_real] = number_in_session[graph.alias]
+        # ``pad`` puts the items of the k nodes into a row for each session, with zeros behind them
         return alias, self._weigh_edges(graph), graph.nodes.pad(graph.nodes.items, "start")
 
     def _weigh_edges(self, graph: SessionGraph) -> Tensor:
@@ -378,16 +397,22 @@ class _Anchored(_Trimmed):
 
         An item has an edge of weight 1 to each item that directly follows it. Anchors, such as the
         first item of a session, have edges to all other nodes, and their weight is the number of
-        steps between the two items.
+        steps between the two items. A node i receives the states of other nodes j in two ways: by
+        the edges from j to i, and by those from i to j. The weights of each way add up to 1.
+
+        Args:
+            graph: graphs of B sessions, the largest with n nodes.
 
         Returns:
-            [B, n, 2n]. Row i has the weights by which node i receives from each of the n nodes by
-            edges to i, which add up to 1, then those by edges that come from i, which do too. All
-            are 0 without such edges.
+            [B, n, 2n]. In row i, column j is for the edge from j to i, and column n + j for the
+            edge from i to j; 0 if there is no such edge.
         """
         anchors = Anchors.build(graph) if self.has_anchors else None
         is_edge = graph.transitions.clamp(max=1)  # transitions count how often an item follows
-        weights = weigh_neighbours(graph, is_edge, anchors)  # [B, 2, n, n]
+        # [B, 2, n, n]: with a session b, [b, 0, i, j] is the weight of the edge from j to i, and
+        # [b, 1, i, j] that of the edge from i to j
+        weights = weigh_neighbours(graph, is_edge, anchors)
+
         total = weights.sum(-1, keepdim=True)  # 0 for a node without such edges
         weights = weights / total.clamp(min=torch.finfo().tiny)
         by_edges_to, by_edges_from = weights.to(self.item_embedding.weight).unbind(1)

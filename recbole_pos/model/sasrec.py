@@ -78,9 +78,10 @@ class PosSASRec(PosRecommender):
     def _build_schemes(self, config: Options, dataset: Dataset) -> Schemes:
         """Build the position schemes, modules that tell the model about order or time.
 
-        The attributes ``needs_time`` and ``reads_request`` of the model are set: whether it reads
-        the times of interactions, and the time at which the next item is requested (in training it
-        is the time of the target, with the option ``request_time: target``).
+        Two attributes of the model are set: ``needs_time``, whether schemes read the times of
+        interactions; and ``reads_request``, whether they read the request time, when the next item
+        is requested. They have that time only with the option ``request_time: target``. In training
+        it is the time of the target, the item to predict.
 
         Args:
             config: options of the model; ``position`` names the position schemes.
@@ -90,19 +91,20 @@ class PosSASRec(PosRecommender):
             The encoding of the input (``input``), and what builds the scheme of each layer
             (``attention``).
         """
+        has_request_time = config["request_time"] == "target"
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=config["hidden_size"],
             n_heads=config["n_heads"],
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
-            request_time=config["request_time"] == "target",  # whether schemes are given that time
+            request_time=has_request_time,
+            # a scheme calls it with the name of a field of items, such as their categories
             attribute=lambda field: self._read_item_attribute(dataset, field),
         )
         schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
-        # the model reads the time of requests if it is given, and a scheme makes use of it
-        self.reads_request = dimensions.request_time and schemes.reads_request
+        self.reads_request = has_request_time and schemes.reads_request
         return schemes
 
     def _read_item_attribute(self, dataset: Dataset, field: str) -> Tensor:

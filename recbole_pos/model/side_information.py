@@ -56,18 +56,19 @@ class Content(nn.Module):
     def __init__(
         self, statistics: Statistics, values: np.ndarray, size: int, is_trained: Tensor | None
     ) -> None:
-        """Keep the content vectors of items, and create the network that they are sent through.
+        """Keep the content vectors of items, and create a network that makes item vectors of them.
 
-        A content vector describes an item, by its text for example. The network makes an item
-        vector of it: outer(gelu(inner(content))), with two linear layers.
+        A content vector describes an item, by its text for example. The network has two linear
+        layers: outer(gelu(inner(content))). Its output may be added to a trained vector of the
+        item, or take the place of that.
 
         Args:
             statistics: the mean and matrix by which ``values`` were scaled or whitened; those of
                 items that are added later are transformed by the same.
             values: [items, c] content vectors of all items, which are transformed already.
             size: d, the size of item vectors.
-            is_trained: [items, 1] bool, whether an item occurs in training, for ``add``: only such
-                an item keeps e_i. None for ``replace``, where no item has an e_i.
+            is_trained: [items, 1] bool, whether an item occurs in training. If it does, the output
+                is added to its trained vector. None if no item has such a vector.
         """
         super().__init__()
         self.statistics = statistics
@@ -77,10 +78,13 @@ class Content(nn.Module):
         self.inner, self.outer = nn.Linear(values.shape[1], size), nn.Linear(size, size)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Return the vectors of items: t_i e_i + MLP(c_i), or MLP(c_i).
+        """Return the vectors of items, which a network makes of their content vectors c.
+
+            e + outer(gelu(inner(c)))    for an item that occurs in training (``is_trained``)
+            outer(gelu(inner(c)))        for other items, and for all if ``is_trained`` is None
 
         Args:
-            vectors: [..., d] vectors e_i of ``items``; not read with ``replace``.
+            vectors: [..., d] trained vectors e of ``items``; not read if ``is_trained`` is None.
             items: [...] int64 ids, or None for all items in the order of their ids.
 
         Returns:
@@ -102,16 +106,19 @@ class Content(nn.Module):
         Raises:
             UsageError: if the size of the vectors is not that of training.
         """
-        if vectors.shape[1] != self.inner.in_features:
+        size = self.values.size(1)
+        if vectors.shape[1] != size:
             raise UsageError(
                 f"item_vectors: vectors have {vectors.shape[1]:,} numbers, those that the model "
-                f"was trained with {self.inner.in_features:,}; make them in the same way"
+                f"was trained with {size:,}; make them in the same way"
             )
-        # the new items behind the others, transformed as those were
+        # ``values`` [items, c] become [items + k, c]; the new ones are transformed as the others
         values = self.statistics.transform(vectors.copy())
         self.values = torch.cat((self.values, torch.from_numpy(values).to(self.values)))
-        if self.is_trained is not None:  # the new items do not occur in training: False
-            self.is_trained = nn.functional.pad(self.is_trained, (0, 0, 0, len(vectors)))
+        # ``is_trained`` [items, 1] becomes [items + k, 1]: new items do not occur in training
+        if self.is_trained is not None:
+            are_new_trained = self.is_trained.new_zeros(len(vectors), 1)  # False
+            self.is_trained = torch.cat((self.is_trained, are_new_trained))
 
 
 @dataclass(frozen=True)
@@ -173,14 +180,10 @@ class Statistics:
         Returns:
             Mean and matrix, which :meth:`transform` applies.
         """
-        # The mean of the vectors; and if they are only scaled, the variance of their components,
-        # which is the mean of squares less the square of the mean.
-        rows = np.flatnonzero(is_fitted & values.any(1))
-        mean = _average(values, rows, lambda chunk: chunk.sum(0))
+        rows = np.flatnonzero(is_fitted & values.any(1))  # of the items to measure
+        mean = _average(values, rows, lambda chunk: chunk.sum(0))  # [c]
         if not whiten and size is None:
-            mean_square = _average(values, rows, lambda chunk: (chunk**2).sum())
-            variance = (mean_square - (mean**2).sum()) / values.shape[1]
-            return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
+            return cls(mean, _measure_scale(values, rows, mean))
 
         # principal axes, the columns of ``axes``, and the variance along each
         mean_product = _average(values, rows, lambda chunk: chunk.T @ chunk)  # [c, c]
@@ -189,16 +192,48 @@ class Statistics:
         # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown
         # up, and ``_TINY`` so that nothing is divided by 0
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
+
         if size is None:  # whiten alone
             zca_matrix = (axes * scale) @ axes.T
             return cls(mean, zca_matrix)
-
-        # An axis may point in either of two directions. Take the one in which the entry with the
-        # largest absolute value is positive, so that the result does not depend on the library.
-        largest_entries = axes[abs(axes).argmax(0), range(len(axes))]  # [c], of each column
-        axes = axes * np.sign(largest_entries)
+        axes = _orient(axes)
         columns = axes * scale if whiten else axes
         return cls(mean, columns[:, :size])
+
+
+def _measure_scale(values: np.ndarray, rows: np.ndarray, mean: np.ndarray) -> float:
+    """Return the factor that gives the numbers of centred vectors a mean variance of 1.
+
+    Args:
+        values: [n, c] vectors.
+        rows: indices of the vectors to measure.
+        mean: [c] their mean.
+
+    Returns:
+        1 / standard deviation; 1 if all vectors are the same.
+    """
+    # The variance of a component is the mean of its squares less the square of its mean. Both are
+    # summed over the c components, and the difference is divided by c.
+    mean_square = _average(values, rows, lambda chunk: (chunk**2).sum())
+    variance = (mean_square - (mean**2).sum()) / values.shape[1]
+    return 1 / np.sqrt(variance) if variance > _TINY else 1.0
+
+
+def _orient(axes: np.ndarray) -> np.ndarray:
+    """Turn axes so that the entry with the largest absolute value of each is positive.
+
+    A principal axis may point in either of two directions, and libraries of linear algebra differ
+    in which they return. After this the result does not depend on the library.
+
+    Args:
+        axes: [c, c] axes in its columns. The column (0.6, -0.8) becomes (-0.6, 0.8).
+
+    Returns:
+        [c, c].
+    """
+    largest_rows = abs(axes).argmax(0)  # [c] row of the largest entry in each column
+    largest_entries = axes[largest_rows, range(len(axes))]  # [c]
+    return axes * np.sign(largest_entries)
 
 
 def _average(values: np.ndarray, rows: np.ndarray, add_up: Callable[[np.ndarray], Any]) -> Any:
@@ -242,22 +277,22 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if use == "init":
         _start_from_content(model, config, dataset)
     else:
-        _add_network(model, config, dataset, keeps_rows=use == "add")
+        _add_network(model, config, dataset, keeps_table=use == "add")
 
 
-def _add_network(model: Any, config: Options, dataset: Dataset, keeps_rows: bool) -> None:
+def _add_network(model: Any, config: Options, dataset: Dataset, keeps_table: bool) -> None:
     """Add a trained network to a model, which makes item vectors of content vectors.
 
     Content vectors describe items, by their texts for example. ``item_embedding`` of the model is a
-    table of item vectors with a row for each item. It adds up its row and what the modules in its
-    ``parts`` return for the item; the network becomes one of them.
+    table of trained vectors, one for each item. Modules in its ``parts`` may add something to these
+    vectors, or replace them; the network becomes one of them.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
         config: options of the model.
         dataset: training part of a dataset.
-        keeps_rows: whether an item's vector is the row plus the output of the network; else it is
-            the output alone, and the table loses the numbers of its rows.
+        keeps_table: whether an item's vector is the one of the table plus the output of the
+            network. Else it is the output alone, and the table is emptied.
     """
     # Content is scaled, or whitened (its numbers are made uncorrelated), by the mean and variance
     # of the items that occur in training.
@@ -266,11 +301,13 @@ def _add_network(model: Any, config: Options, dataset: Dataset, keeps_rows: bool
     statistics = Statistics.from_vectors(content, is_trained, config["item_vectors_whiten"])
     content = statistics.transform(content)
 
+    # [n, 1] whether an item's vector is made of the one of the table, too
     table = model.item_embedding
-    row_mask = torch.from_numpy(is_trained[:, None]) if keeps_rows else None
-    table.parts["content"] = Content(statistics, content, config["hidden_size"], row_mask)
-    if not keeps_rows:  # rows without a number take no memory
-        table.weight = nn.Parameter(table.weight.new_empty(len(table.weight), 0), False)
+    uses_table = torch.from_numpy(is_trained[:, None]) if keeps_table else None
+    table.parts["content"] = Content(statistics, content, config["hidden_size"], uses_table)
+    if not keeps_table:  # vectors without a number, [n, 0], take no memory
+        empty = table.weight.new_empty(len(table.weight), 0)
+        table.weight = nn.Parameter(empty, requires_grad=False)
 
     _limit_candidates(model, is_trained)  # the loss chooses among items that occur in training
     model.content_source = config["item_vectors"]  # files that a saved run needs again
@@ -310,11 +347,13 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """
     content = _read_content(model, config, dataset)  # [n, c], zeros where an item has no content
     ids = np.flatnonzero(content.any(1))  # items with content
+    # Content of the size of item vectors is taken as it is, unless it is to be whitened. Other
+    # content is fitted by that of items which occur in training (``popularity`` above 0).
     if config["item_vectors_whiten"] or content.shape[1] != config["hidden_size"]:
         content = _fit_to_table(content, dataset.popularity > 0, config)
 
-    # The table keeps ids and vectors as ``start``, for models which draw all of their weights at
-    # random after this: when they have done so, they call ``write_start`` again.
+    # Models that initialise all of their weights after this would overwrite the content. So the
+    # table keeps ids and vectors as ``start``, and such models call ``write_start`` again.
     vectors = torch.from_numpy(content[ids]).to(torch.get_default_dtype())
     model.item_embedding.start = torch.from_numpy(ids), vectors
     model.item_embedding.write_start()
@@ -335,7 +374,7 @@ def _fit_to_table(content: np.ndarray, is_trained: np.ndarray, config: Options) 
         content: [n, c] content vectors of all items, zeros for an item without content. They may be
             overwritten.
         is_trained: [n] bool, whether an item occurs in training. Components, variances and
-            deviation are those of such items.
+            deviation are measured on such items.
         config: options of the model.
 
     Returns:
@@ -343,15 +382,15 @@ def _fit_to_table(content: np.ndarray, is_trained: np.ndarray, config: Options) 
     """
     has_content = content.any(1)
     content_size, item_size = content.shape[1], config["hidden_size"]
-    num_components = None if content_size == item_size else min(content_size, item_size)
 
-    # steps 1 and 2
+    # steps 1 and 2; without step 1 the number of components is None, for all
+    num_components = None if content_size == item_size else min(content_size, item_size)
     whiten = config["item_vectors_whiten"]
     statistics = Statistics.from_vectors(content, is_trained, whiten, num_components)
     fitted = statistics.transform(content)
 
-    # Step 3. If no item of training has content, or all have the same, there is no deviation: then
-    # it is that of all items.
+    # Step 3. No item that occurs in training may have content, or all may have the same, with the
+    # deviation 0. Then the deviation is measured on all items with content.
     measured = fitted[has_content & is_trained]
     if not measured.size or measured.var() < _TINY:
         measured = fitted[has_content]

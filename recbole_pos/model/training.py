@@ -58,26 +58,28 @@ class NativeAdapter(RecBoleAdapter):
     def requirements(self) -> BatchRequirements:
         """Return what the data loader must put into the batches of one of the plugin's models.
 
-        A batch consists of windows: parts of histories, one after the other without padding. In
-        training the items to predict, the targets, come with it.
+        A batch has windows, which are parts of the histories of users, one after the other without
+        padding. In training the targets, the items to predict, come with it: the item after each
+        interaction of a window or, if the model is not ``causal``, after its newest one only.
         """
         model = self.model
-        # With ``augmentation: prefix`` the loader has RecBole's form of a batch, padded histories
-        # with one target each, and ``pack`` makes windows of it. But if a user's class has a loss
-        # of its own for that form (``calculate_loss``), it gets the batch as it is.
+        # Some models read related interactions (``needs_events``) or the next few items after an
+        # interaction (``later_targets``). They look them up in the dataset, by row.
+        reads_dataset = model.needs_events or model.later_targets is not None
+        # With ``augmentation: prefix`` the loader makes batches as RecBole does, padded histories
+        # with one target each, and ``pack`` makes windows of them. A user's class whose own loss
+        # (``calculate_loss``) takes the padded histories gets these.
         has_own_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
             windows=True,
-            causal=model.causal,  # each interaction has a target; else only the newest of a window
-            max_length=model.max_seq_length,  # of a window
-            linked=model.linked,  # whether all windows of a user come in one batch
-            times=model.needs_time,  # whether interactions have times, which are in seconds
-            seconds=model.time_unit,  # how many seconds 1 is in the times of the dataset
-            requests=model.reads_request,  # whether the targets have times, too
-            # whether interactions have their row in the dataset, where some models look up the next
-            # few items after it (``later_targets``) or related interactions
-            log_rows=model.needs_events or model.later_targets is not None,
-            # computes what the model reads beside the interactions, such as graphs, before a step
+            causal=model.causal,
+            max_length=model.max_seq_length,  # most interactions of a window
+            linked=model.linked,  # whether all windows of a user must come in one batch
+            times=model.needs_time,  # whether interactions need their times, in seconds
+            seconds=model.time_unit,  # seconds in one unit of the times of the dataset
+            requests=model.reads_request,  # whether the times of targets are needed, too
+            log_rows=reads_dataset,  # whether interactions need their rows in the dataset
+            # the method that computes, before a step, what else the model reads, such as graphs
             prepare=model.prepare if model.prepares else None,
             pack=None if has_own_loss else self._pack_rows,
         )
@@ -212,12 +214,17 @@ def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
     Returns:
         [k, d] states of the queries.
     """
-    items = batch.pad(batch.items, "start")  # [b, t], padded on the right, as RecBole's histories
+    # histories in RecBole's form, [b, t]: "start" means that they begin at column 0, with zeros
+    # behind the shorter ones
+    items = batch.pad(batch.items, "start")
 
-    # The method takes the output of the last layer, [b, t, d], and the index of each newest
-    # interaction, which is not read here. ``unpad`` takes the states of padding out of the output,
-    # and ``take_queries`` selects those of queries. An attribute of an object hides a method.
-    model.gather_indexes = lambda output, newest: batch.take_queries(batch.unpad(output, "start"))
+    def gather_queries(output: Tensor, newest: Tensor) -> Tensor:
+        """Take the states of queries out of the output [b, t, d]; ``newest`` is not read."""
+        # ``unpad`` leaves out the states of padding, and ``take_queries`` selects those of queries
+        return batch.take_queries(batch.unpad(output, "start"))
+
+    # an attribute of the object hides the method of its class until it is deleted
+    model.gather_indexes = gather_queries
     try:
         return model(items, batch.lengths)
     finally:
@@ -238,8 +245,9 @@ class MaskedEvents(RecBoleAdapter):
         """Return the cross-entropy at masked interactions, as ``BERT4Rec.calculate_loss`` does.
 
         A masked interaction has a placeholder for its item, which the model learns to fill in: its
-        state is compared with all items. Every row has S slots for masked interactions, of which
-        most are empty. RecBole scores all items at empty slots, too; here they are left out.
+        state is compared with all items. Every row has S slots, each for the column of a masked
+        interaction; most are empty, with column 0. RecBole scores all items for empty slots, too;
+        here they are left out.
 
         Args:
             rows: RecBole's batch. ``MASK_ITEM_SEQ`` [B, L] are histories with masked interactions,
@@ -249,26 +257,39 @@ class MaskedEvents(RecBoleAdapter):
             Scalar, 0 if a batch has nothing masked.
         """
         model = self.model
-        # RecBole fills empty slots with column 0, so it ignores a masked interaction in column 0
-        # as well; so does this
+        # A masked interaction in column 0 looks like an empty slot. RecBole ignores it, and so does
+        # this.
         column = rows[model.MASK_INDEX]
-        is_target = column > 0  # [B, S]
-        history, _ = torch.nonzero(is_target, as_tuple=True)  # [k] the row of each of k targets
-        states = model.forward(rows[model.MASK_ITEM_SEQ])[history, column[is_target]]  # [k, d]
-        targets = rows[model.POS_ITEMS][is_target]  # [k]
+        is_masked = column > 0  # [B, S]
+        history, _ = torch.nonzero(is_masked, as_tuple=True)  # [k] row of each masked interaction
+        states = model.forward(rows[model.MASK_ITEM_SEQ])[history, column[is_masked]]  # [k, d]
+        targets = rows[model.POS_ITEMS][is_masked]  # [k]
         if not len(targets):
             return states.sum()  # 0, with a gradient of zeros
 
-        # BERT4Rec scores item i by state . item_i + bias_i. ``full_cross_entropy`` has products
-        # only, so the bias becomes one more number of an item's vector, which is multiplied by 1.
         items = model.item_embedding.weight[: model.n_items]
-        vectors = torch.cat((items, model.output_bias[:, None]), 1)  # [items, d + 1]
-        states = torch.cat((states, states.new_ones(len(states), 1)), 1)  # [k, d + 1]
+        return _biased_cross_entropy(states, items, model.output_bias, targets)
 
-        # ``full_cross_entropy`` never scores row 0 of the vectors. In RecBole item 0, padding, is
-        # scored like any other: with a row of zeros before all, item i is row i + 1.
-        vectors = nn.functional.pad(vectors, (0, 0, 1, 0))  # [items + 1, d + 1]
-        return full_cross_entropy(states, vectors, targets + 1)
+
+def _biased_cross_entropy(states: Tensor, vectors: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of targets among all items, padding (item 0) included.
+
+    Item i has the score state . vectors[i] + bias[i].
+
+    Args:
+        states: [k, d] states.
+        vectors: [items, d] item vectors.
+        bias: [items] bias of each item.
+        targets: [k] int64 item of each state.
+    """
+    # ``full_cross_entropy`` computes products only, so the bias becomes one more number of an item
+    # vector, and is multiplied by a 1 in the state.
+    states = torch.cat((states, states.new_ones(len(states), 1)), 1)  # [k, d + 1]
+    vectors = torch.cat((vectors, bias[:, None]), 1)  # [items, d + 1]
+
+    # It never scores row 0, so a row of zeros is put before all: item i becomes row i + 1.
+    vectors = nn.functional.pad(vectors, (0, 0, 1, 0))  # [items + 1, d + 1]
+    return full_cross_entropy(states, vectors, targets + 1)
 
 
 # Adapters of those of RecBole's models whose rows can be learned in a faster way.
