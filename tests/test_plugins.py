@@ -20,7 +20,7 @@ from torch import nn
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config import plugins
-from recbole_pos.config.plugins import allow, import_plugins
+from recbole_pos.config.plugins import allow_plugins, import_plugins
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import keep_working_directory_out
 from recbole_pos.errors import UsageError
@@ -239,7 +239,7 @@ recbole_pos.run(TinyGRU, "tiny", None, given, run_dir="gru", nproc=2, verbose=Fa
 def test_what_this_process_knows_is_sent_to_others(here: Path, mine) -> None:
     """Its classes, and which modules the user allows, those and no others."""
     recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
-    allow("my_models")
+    allow_plugins("my_models")
     packed = plugins.pack("TinyGRU")
     plugins._allowed.clear()
     MODELS.added.clear()

@@ -112,15 +112,15 @@ def add_metric(name: str, metric: CustomMetric) -> None:
             "that no metric of RecBole has"
         )
 
-    # RecBole's tables say which class computes a metric, what that needs of an evaluation (RANK are
-    # the ranks of the targets; ITEMS, the best items, are only collected if a metric needs them),
-    # that it ranks items, and whether a smaller value is better.
-    CUSTOM[key] = metric  # all registered metrics
-    needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
+    # Enter it among the user's metrics, and in RecBole's tables the class that computes it.
+    CUSTOM[key] = metric
     register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
-    register.metric_information[key] = needs
-    register.metric_types[key] = EvaluatorType.RANKING
-    if not metric.bigger:
+    register.metric_types[key] = EvaluatorType.RANKING  # a metric of ranked items
+
+    # RecBole collects only what some metric needs: ranks of targets (RANK), best items (ITEMS).
+    needs_lists = "lists" in metric.arguments
+    register.metric_information[key] = [RANK, ITEMS] if needs_lists else [RANK]
+    if not metric.bigger:  # a smaller value is better
         register.smaller_metrics.append(key)
 
 
@@ -186,31 +186,35 @@ class _EvaluatedFunction:
         """Call the user's function with what it asks for, and return the metric's value by name.
 
         Args:
-            dataobject: what RecBole's evaluator has collected over all batches: RANK, the rank of
-                each target (the item to predict) from 0; EVENT, the number of its interaction in
-                the log; ITEMS, the best items; and DATASET, the dataset.
+            dataobject: what RecBole's evaluator has collected over all batches. Its method ``get``
+                returns for RANK [targets] the rank of each target (the item to predict), from 0;
+                for EVENT [targets] the number of its interaction in the dataset; for ITEMS
+                [targets, items] the best items; and for DATASET the dataset.
 
         Returns:
             ``{"name@5": ..., "name@10": ...}`` for a metric with cutoffs, else ``{"name": ...}``.
         """
-        # Collect the arguments that are the same for all cutoffs. The names of the function's own
-        # arguments say what it asks for; any name that is not one of ours is an attribute of items.
-        metric = CUSTOM[self.key]  # as it was registered
-        asked_for = set(metric.arguments)
-        arguments: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
-        if asked_for - {"ranks", "lists", "k"}:  # only these do without the dataset
-            dataset = dataobject.get(DATASET)
-            arguments["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
-            for name in asked_for - {"ranks", "lists", "k", "targets"}:
-                arguments[name] = _read_attribute(dataset, name, self.key)
+        # Collect a value for each argument of the user's function, by the argument's name. Those
+        # that depend on the cutoff, ``k`` and ``lists``, follow below.
+        metric = CUSTOM[self.key]
+        arguments: dict[str, Any] = {}
+        for name in metric.arguments:
+            if name == "ranks":
+                arguments[name] = dataobject.get(RANK).numpy() + 1
+            elif name == "targets":
+                items = dataobject.get(DATASET).log.items  # the item of each interaction
+                arguments[name] = items[dataobject.get(EVENT)].numpy()
+            elif name not in ("k", "lists"):  # any other name is an attribute of items
+                arguments[name] = _read_attribute(dataobject.get(DATASET), name, self.key)
 
-        # Call it once for each cutoff; without cutoffs k is None.
+        # Call the function once for each cutoff; without cutoffs k is None.
         values: dict[str, float] = {}
         for k in self.cutoffs:
-            arguments["k"] = k
-            if "lists" in asked_for:
+            if "k" in metric.arguments:
+                arguments["k"] = k
+            if "lists" in metric.arguments:
                 arguments["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
-            value = metric.function(**{name: arguments[name] for name in metric.arguments})
+            value = metric.function(**arguments)
 
             # The function may return one number, or an array with a number for each target.
             mean = value.mean() if hasattr(value, "mean") else value

@@ -3,7 +3,8 @@
 The option ``plugins`` names modules whose import registers them; a run writes it into its
 config.yaml. What a script or notebook defines is sent to the processes that it starts, see
 :func:`pack`. Modules are code, and files come from strangers: what a file names must be installed
-or imported already, and the working directory is searched only for names from :func:`allow`.
+or imported already, and the working directory is searched only for names that were allowed
+(:func:`allow_plugins`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from recbole_pos.values import short, shown
 _allowed: set[str] = set()  # modules that may be imported from the working directory
 
 
-def allow(plugins: Any) -> None:
+def allow_plugins(plugins: Any) -> None:
     """Let these modules be imported from the working directory from now on.
 
     It is called for modules that the user's own command or code names. Those that only a file names
@@ -43,11 +44,11 @@ def allow(plugins: Any) -> None:
 
 
 def import_named(plugins: Any) -> list[str]:
-    """Import the modules that the user's own command names with ``--plugins``.
+    """Import the modules that the user names on the command line with ``--plugins``.
 
-    They may be installed or be in the working directory. What a config file names is not looked for
-    in the working directory, since both may be a stranger's, and importing a module runs its code.
-    The user's own command is trusted.
+    Importing a module runs its code. Modules that the user names are trusted, and may be installed
+    or be in the working directory. Those that only a config file names must be installed: the file
+    and the working directory may both come from a stranger.
 
     Args:
         plugins: one name of a module or several; None for none.
@@ -58,7 +59,7 @@ def import_named(plugins: Any) -> list[str]:
     Raises:
         UsageError: if this is no name of a module, or a module cannot be imported.
     """
-    allow(plugins)  # to be imported from the working directory
+    allow_plugins(plugins)  # lets them be imported from the working directory, too
     return import_plugins(plugins, "--plugins")
 
 
@@ -80,32 +81,38 @@ def import_plugins(plugins: Any, location: str) -> list[str]:
         try:
             _import(name)
         except Exception as error:  # code of others may raise anything
-            # If what is missing is the module itself or its package, it does not exist; if another
-            # module, or for another error, the module exists and its code fails.
-            missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
-            problem = _explain_missing(name) if is_missing else f"{type(error).__name__}: {error}"
+            # The module ``a.b`` does not exist if Python misses ``a.b`` or its package ``a``. If
+            # Python misses another module, or for another error, it exists and its code fails.
+            problem = f"{type(error).__name__}: {error}"
+            if isinstance(error, ModuleNotFoundError):
+                misses_package = name.startswith(f"{error.name}.")
+                if error.name == name or misses_package:
+                    problem = _explain_missing(name)
             raise UsageError(f"{location}: plugins: {shown(name)}: {problem}") from error
     return names
 
 
 def _import(name: str) -> None:
-    """Import a module; search the working directory for it only if :func:`allow` was called for it.
+    """Import a module, from the working directory only if the user has named it.
 
-    Importing runs code. A module that only a file names, and not the user, must therefore not come
-    from the working directory, which may be a stranger's folder.
+    Importing runs code, and the working directory may be a stranger's folder. It is searched only
+    for the modules in ``_allowed``, which the user's own command or code names.
+
+    Args:
+        name: name of the module, such as ``models`` or ``package.models``.
     """
     if name not in _allowed:
-        # Python may have put the working directory on its path; leave it out meanwhile.
+        # The working directory may be on Python's path already: take it off meanwhile.
         with without_working_directory():
             importlib.import_module(name)
         return
 
-    # The working directory is searched last, and only if the module is nowhere else.
+    # Add the working directory to Python's path if only it has the module (or its package).
+    package, *_ = name.split(".")
     folder = os.getcwd()
-    package = name.partition(".")[0]
-    importlib.invalidate_caches()
-    if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [folder]):
+    importlib.invalidate_caches()  # the file may be newer than what Python remembers of folders
+    is_on_path = importlib.util.find_spec(package) is not None
+    if not is_on_path and PathFinder.find_spec(package, [folder]) is not None:
         sys.path.append(folder)  # it stays, since processes that this one starts inherit it
     importlib.import_module(name)
 
@@ -197,8 +204,8 @@ def pack(model: str) -> bytes:
     - Of a module that has registered something, only the name is sent, with the folder in which the
       module was found. The child imports the module, and so registers the same.
 
-    Names of modules that the user has allowed to be in the working directory (:func:`allow`) are
-    sent, too.
+    Names of modules that the user has allowed to be in the working directory
+    (:func:`allow_plugins`) are sent, too.
 
     Args:
         model: name of the model that the other processes will train.

@@ -70,9 +70,9 @@ class PosConfig(Config):
             dataset: name of the dataset; None to read it from a file.
             config_file_list: paths of yaml files, or names of presets.
             config_dict: options as plain values, which win over those of files.
-            strict: whether an option is an error that the user gives although this model does not
-                read it. False for a trial of a search, whose options are not chosen by the user. It
-                is ignored if a file is the config.yaml of a former run, which has all options.
+            strict: whether to refuse options that the user gives and this model does not read.
+                False for a trial of a search, where the search gives options. They are not refused,
+                either, if a file is the config.yaml of a former run, which has all options.
 
         Raises:
             UsageError: naming an unknown key, a wrong value, or anything else that RecBole's Config
@@ -315,8 +315,8 @@ class PosConfig(Config):
         final = {**defaults, **given}
         final["eval_args"] = {**defaults["eval_args"], **(given.get("eval_args") or {})}
 
-        # With more items than ``sce_above``, the loss SCE takes the place of the default loss CE. A
-        # loss that the user gives is never replaced: None is no limit.
+        # ``sce_above`` is a number of items: for more, the loss SCE takes the place of CE. It is
+        # meant for the default loss. A loss that the user gives stays: None stands for no limit.
         if "loss_type" in given and "sce_above" not in given:
             final["sce_above"] = None
 
@@ -402,8 +402,8 @@ class PosConfig(Config):
     def _check_user_options(self) -> None:
         """Check names and values of the options that files and the call give.
 
-        A value is checked by the row of its option in the table of options, and replaced by itself
-        in the type that the row names, such as a float for a whole number.
+        The table of options has a row for each option, with type and bounds of its values. A value
+        is checked by it and converted to the type: a learning rate of 1 becomes the float 1.0.
 
         Raises:
             UsageError: naming the file and the option.
@@ -417,15 +417,15 @@ class PosConfig(Config):
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
             self._require_known(key, location, known)
 
-            # The row in the table of options, or None. An option that only a class of the user's
-            # reads (``free``) may have any value of the type of its default, even if the table has
-            # an option of the same name.
+            # ``free`` are options of the user's own model or schemes. The table does not know them,
+            # even if it has an option of this name. They get a row that only checks whether the
+            # value has the type of the default.
             row = option_table.OPTIONS.get(key)
             if row is None or key in self.free:
                 row = option_table.make_custom_option(key, defaults.get(key))
 
-            # An option of RecBole's that has no effect here (``refused`` says why) may only have
-            # its default.
+            # ``refused`` is why an option of RecBole's has no effect here, and empty for others.
+            # Such an option may only have its default.
             if row.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {row.refused}")
             options[key] = checks.check_value(location, row, value)
@@ -441,15 +441,14 @@ class PosConfig(Config):
         if key in known:
             return
 
-        # The key may be the name that other libraries give to an option (a synonym), an option of
-        # another model or position scheme (``readers`` says of which ones), or misspelt: then
-        # ``nearest`` names options that are written alike.
-        readers = sources.describe_readers(key)
+        readers = sources.describe_readers(key)  # a text, such as "it is read by FPARec"
         synonyms = [name for name in option_table.find_synonyms(str(key)) if name in known]
-        if synonyms:
+        if synonyms:  # options of this run that other libraries call by this name
             advice = f"; here it is {' and '.join(synonyms)}"
-        else:
-            advice = f"; {readers}" if readers else nearest(str(key), known)
+        elif readers:  # an option of other models, losses or position schemes
+            advice = f"; {readers}"
+        else:  # it may be misspelt: name the options that are written alike
+            advice = nearest(str(key), known)
         if self.model in models.MODELS.added:
             advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
         raise UnknownKey(
@@ -489,18 +488,18 @@ class PosConfig(Config):
         return plain
 
     def _refuse_unread(self) -> None:
-        """Raise an UnknownKey for an option that the user gave although it has no effect here.
+        """Raise an UnknownKey for an option that the user has set although it has no effect here.
 
         An example is ``fusion`` with a position scheme that fuses nothing. Options with their
-        default are not refused, nor those of the dataset's yaml, of a preset, or of a part of a
-        file under ``for``: these are written for several models, of which some read them.
+        default are not refused, nor those that the user has not set for this run alone, see
+        :meth:`_is_set_by_user`.
         """
-        # The values of this run (``plain``) and the defaults, RecBole's ``internal_config_dict``.
-        # ``flatten_options`` adds the keys of mappings, such as ``eval_args.target``. What
-        # ``mask_history: None`` means depends on the model.
+        # All values of this run, and their defaults. ``flatten_options`` adds the keys of mappings
+        # as options of their own, such as ``eval_args.target``.
         values = option_table.flatten_options(self.plain)
-        values["mask_history"] = masks_history(self.final_config_dict)
         defaults = option_table.flatten_options(self.internal_config_dict)
+        # If ``mask_history`` is None, the model decides. Conditions of other options ask for it.
+        values["mask_history"] = masks_history(self.final_config_dict)
         for name, value in values.items():
             key, *_ = name.split(".")  # eval_args for eval_args.target
             is_default = value in (None, defaults.get(name))
@@ -520,29 +519,30 @@ class PosConfig(Config):
     def _is_set_by_user(self, key: str) -> bool:
         """Return whether the user has set an option for this run: in the call or a file of theirs.
 
-        An option is not set for this run if its value is a default, or comes from the yaml file of
-        the dataset, a preset of this package, or a part of a file under ``for``.
+        The yaml file of the dataset, a preset of this package and a part of a file under ``for``
+        are written for several models. What they give does not count as set for this run.
 
         Args:
             key: name of the option.
         """
-        is_given = key in self.external_config_dict
-        # ``sources`` has the place that gave an option, of all options that files have given: a
-        # file such as "a.yaml", or a part of it such as "a.yaml, for SASRec".
-        comes_from_call = is_given and key not in self.sources
-        return comes_from_call or self.sources.get(key) in self.own_files
+        if key not in self.external_config_dict:  # all that files and the call give
+            return False
+        if key not in self.sources:  # all that files give; so the call gives it
+            return True
+        # The place that gave it is a file, such as "a.yaml", or a part, "a.yaml, for SASRec".
+        return self.sources[key] in self.own_files
 
     @property
     def expected_counts(self) -> dict[str, int]:
         """Numbers that a public dataset must have, such as ``{"users": 943, "items": 1682}``.
 
-        They stand in the dataset's yaml (``self.public``), and belong to the filters there, such as
-        a smallest number of interactions. For a run with other filters, and for a dataset that is
-        not public, they are empty.
+        They stand in the dataset's yaml (``self.public``), and are empty for a dataset that is not
+        public. FILTERS are the options that leave out interactions, such as those of users with
+        few. If this run filters in another way than the yaml, the numbers are unknown, and empty.
         """
-        filters = {**self.internal_config_dict, **self._dataset_options}
-        has_its_filters = all(self[key] == filters.get(key) for key in FILTERS)  # FILTERS: options
-        return self.public.get("counts", {}) if has_its_filters else {}
+        dataset_filters = {**self.internal_config_dict, **self._dataset_options}  # of the yaml
+        is_unchanged = all(self[option] == dataset_filters.get(option) for option in FILTERS)
+        return self.public.get("counts", {}) if is_unchanged else {}
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
@@ -557,8 +557,8 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     if isinstance(config, PosConfig):
         return config.plain
 
-    # RecBole's Config keeps the default of every option and what the user has given, where keys
-    # without a default are no options. Those in _NOT_KEPT RecBole computes, or they are not read.
+    # Take the value that the user has given to each option, or else its default. Left out are
+    # options that RecBole computes, and those that have no effect in this package (_NOT_KEPT).
     defaults, given = config.internal_config_dict, config.external_config_dict
     plain = {key: given.get(key, defaults[key]) for key in defaults if key not in _NOT_KEPT}
     plain |= {"model": config["model"], "dataset": config["dataset"]}

@@ -35,7 +35,7 @@ from recbole_pos.yaml_files import (
 
 FOR = "for"  # the key of a config file under which options for some models or schemes stand
 # Keys that decide which options under ``for`` a run takes, and so cannot stand there themselves.
-_OUTSIDE = {"model", "dataset", "plugins", FOR}
+_NOT_UNDER_FOR = {"model", "dataset", "plugins", FOR}
 
 
 def own_defaults(model: str) -> dict[str, Any]:
@@ -107,19 +107,13 @@ def _check_custom_schemes(schemes: list[str], model_defaults: dict[str, Any]) ->
     Raises:
         UsageError: if a custom scheme and another reader have different defaults for an option.
     """
-    own_schemes = scheme_names(model_defaults["position"])  # which the model has by default
+    schemes_of_model = scheme_names(model_defaults["position"])  # which it has by default
     for name in schemes:
         if name not in SCHEMES.added:
             continue
-        # Gather the defaults of all other readers. RecBole and this package have some for every
-        # model; ``SCHEMES`` has those of the other schemes of the run.
-        other_defaults = read_yaml(find_recbole_properties() / "overall.yaml")
-        other_defaults |= read_overall_defaults()
-        for other_scheme in schemes:
-            if other_scheme != name:
-                other_defaults |= SCHEMES.defaults(other_scheme)
+        other_defaults = _gather_defaults([other for other in schemes if other != name])
         # A model that has the scheme by default is made for it, and may set the scheme's options.
-        if name not in own_schemes:
+        if name not in schemes_of_model:
             other_defaults |= model_defaults
 
         for option, default in SCHEMES.defaults(name).items():
@@ -130,6 +124,22 @@ def _check_custom_schemes(schemes: list[str], model_defaults: dict[str, Any]) ->
                     f"others read this option, too, there {shown(other_default)}: give yours "
                     "another name"
                 )
+
+
+def _gather_defaults(schemes: list[str]) -> dict[str, Any]:
+    """Return the defaults for every model, RecBole's and this package's, and those of schemes.
+
+    Args:
+        schemes: names of position schemes.
+
+    Returns:
+        option -> default. Of several defaults of an option this package's wins over RecBole's, and
+        a scheme's over both.
+    """
+    defaults = read_yaml(find_recbole_properties() / "overall.yaml") | read_overall_defaults()
+    for name in schemes:
+        defaults |= SCHEMES.defaults(name)
+    return defaults
 
 
 def describe_readers(option: str) -> str:
@@ -205,13 +215,13 @@ def starts_from_runs(model: str) -> bool:
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     """Return the options of a run whose values this package does not check.
 
-    These are options of models or position schemes that the user has written: this package does not
-    know which values they may have. It checks such an option nevertheless if
+    These are options that the user's own models or position schemes declare, and whose values this
+    package does not know. Not among them, and so checked, are those
 
-    - a position scheme of this package in the same run reads it, too;
-    - its name is that of an option on data or training, such as ``epochs``, which means the same
-      for every model; or
-    - its name is that of an option of RecBole's that this package refuses.
+    1. that a position scheme of this package in the same run reads, too;
+    2. that are called like an option on data or training, such as ``epochs``, which means the same
+       for every model; or
+    3. that are called like an option of RecBole's that this package refuses.
 
     Args:
         model: name of the model.
@@ -220,18 +230,23 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # The user's classes are in ``added`` by name; the others are None here. ``own_options`` are the
-    # options of a class without those of classes of this package or of RecBole that it extends.
-    custom = [models.MODELS.added.get(model), *(SCHEMES.added.get(name) for name in schemes)]
-    own = {option for cls in custom if cls is not None for option in cls.own_options}
+    # ``added`` has the user's models and schemes by name. ``own_options`` are their options without
+    # those that they have in common with RecBole or this package, such as a base class's.
+    options: set[str] = set()
+    if model in models.MODELS.added:
+        options |= models.MODELS.added[model].own_options
+    for scheme in schemes:
+        if scheme in SCHEMES.added:
+            options |= SCHEMES.added[scheme].own_options
 
-    # Leave out those that are checked nevertheless. MODEL is the role of options that are not on
-    # data or training, and ``find_option`` gives it to options that this package does not know.
-    for name in schemes:
-        if name in SCHEMES.shipped:  # a scheme of this package
-            own -= SCHEMES.defaults(name).keys()
-    rows = [find_option(name) for name in own]
-    return {row.name for row in rows if row.role == MODEL and not row.refused}
+    # Leave out those of the package's schemes (1). ``shipped`` are all schemes of this package.
+    for scheme in schemes:
+        if scheme in SCHEMES.shipped:
+            options -= SCHEMES.defaults(scheme).keys()
+    # Leave out those with another role than MODEL, which are on data or training (2), and refused
+    # ones (3). ``find_option`` describes an option; of one it does not know, the role is MODEL.
+    described = [find_option(name) for name in options]
+    return {option.name for option in described if option.role == MODEL and not option.refused}
 
 
 def add_time_field(load_col: Any, config: dict[str, Any]) -> Any:
@@ -306,12 +321,11 @@ def select_parts(
     for_all = {key: value for key, value in content.items() if key != FOR}  # the key ``for``
     selected = [(str(file), for_all)]
     for part in _read_parts(content, file):
-        # Options that say for which runs a part is cannot stand in the part itself: ``model`` and
-        # the like (_OUTSIDE) in none, and ``position`` not in one whose title names a scheme. One
-        # for models only may set their schemes.
-        misplaced = _OUTSIDE & part.options.keys()
-        names_scheme = any(name in SCHEMES for name in part.names)
-        if names_scheme and "position" in part.options:
+        # ``model`` and the like decide which parts a run reads, and so cannot stand in a part.
+        misplaced = _NOT_UNDER_FOR & part.options.keys()
+        # Nor can ``position``, if it decides whether the run reads this part: for a scheme.
+        is_for_scheme = any(name in SCHEMES for name in part.names)
+        if is_for_scheme and "position" in part.options:
             misplaced.add("position")
         if misplaced:
             raise UsageError(f"{part.location}: {', '.join(sorted(misplaced))} cannot stand here")
@@ -321,27 +335,27 @@ def select_parts(
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Return the places in a config file with options that only runs with a certain scheme read.
+    """Return the parts of a config file that a run reads only with a certain position scheme.
 
-    ``for: {rope: {rope_base: 100}}`` has options for runs whose ``position`` names the scheme
-    ``rope``. Such options are a problem for a search that varies ``position``: its trials have
-    different schemes, but are given the same options. So the search refuses a file with such
-    places.
+    Such a part is ``for: {rope: {rope_base: 100}}``: it is for runs with the scheme ``rope``. A
+    search that varies the schemes of its trials gives all of them the same options, and so refuses
+    a file with such a part. A title that also names the model, as in ``for: {"PosSASRec, rope":
+    ...}``, is for all runs of the model, so its part is not returned.
 
     Args:
         content: the mapping in the file.
-        model: name of the model of the search. Under a title that also names the model, as in
-            ``for: {"PosSASRec, rope": ...}``, options are read by all trials. Such a place is not
-            returned.
+        model: name of the model.
         file: path of the file.
 
     Returns:
-        Each place, such as ``a.yaml, for rope``.
+        The place of each part, such as ``a.yaml, for rope``.
     """
     places = []
-    for part in _read_parts(content, file):  # ``names`` are the models and schemes of its title
-        names_scheme = any(name in SCHEMES for name in part.names)
-        if names_scheme and model not in part.names:
+    for part in _read_parts(content, file):
+        # ``part.names`` are the models and schemes in its title, SCHEMES all schemes that exist.
+        is_for_scheme = any(name in SCHEMES for name in part.names)
+        is_for_model = model in part.names
+        if is_for_scheme and not is_for_model:
             places.append(part.location)
     return places
 

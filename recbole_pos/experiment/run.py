@@ -12,7 +12,7 @@ from typing import Any
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.metrics import has_cutoff
-from recbole_pos.config.plugins import allow
+from recbole_pos.config.plugins import allow_plugins
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.loading import read_dataset_name
@@ -94,10 +94,10 @@ def run(
     # temporary folder of its files, which lasts as long as the variable ``dataset``.
     args, options = split_keywords(settings or RunArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
-    # ``read_dataset_name`` gives the path of a Dataset. ``allow`` lets modules that the call names
-    # be imported from the working directory.
+    # ``read_dataset_name`` gives the path of a Dataset. ``allow_plugins`` lets modules that the
+    # call names be imported from the working directory.
     name = read_dataset_name(dataset)
-    allow(config_dict.get("plugins"))
+    allow_plugins(config_dict.get("plugins"))
     # With this, torch counts GPUs without initialising CUDA: each process still chooses its own.
     if is_launched():
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

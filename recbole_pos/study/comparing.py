@@ -20,7 +20,7 @@ import pandas as pd
 from recbole_pos.config.arguments import CompareArguments, list_changed, split_keywords
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.metrics import is_from_ranks
-from recbole_pos.config.plugins import allow
+from recbole_pos.config.plugins import allow_plugins
 from recbole_pos.conversion.convert import find_folder_beside
 from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.loading import locate_dataset, read_dataset_name, require_dataset
@@ -113,7 +113,7 @@ def compare(
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
-    allow(base.get("plugins"))
+    allow_plugins(base.get("plugins"))
     reporter = Reporter(args.verbose)
     name = read_dataset_name(dataset)
 

@@ -19,7 +19,7 @@ from ray import tune as ray_tune
 from ray.tune.schedulers import ASHAScheduler
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
-from recbole_pos.config.plugins import allow, pack
+from recbole_pos.config.plugins import allow_plugins, pack
 from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.conversion.convert import find_folder_beside
 from recbole_pos.data.loading import read_dataset_name
@@ -137,7 +137,7 @@ def tune(
     """
     args, options = split_keywords(settings or SearchArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
-    allow(config_dict.get("plugins"))
+    allow_plugins(config_dict.get("plugins"))
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
         # A new search (space and options of all trials), or that of the folder to resume. The lock
