@@ -10,7 +10,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ from recbole_pos.conversion.cells import (
     read_ids,
 )
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
-from recbole_pos.conversion.times import ROW_ORDER, read_times
+from recbole_pos.conversion.times import ROW_ORDER, order_by_time, read_times
 from recbole_pos.conversion.writing import MAX_LISTED, TABLES, Column, Lines, Report, Table
 from recbole_pos.data.atomic_files import UNWRITABLE
 from recbole_pos.errors import UsageError
@@ -191,37 +191,29 @@ def read_interactions(
     Raises:
         UsageError: if no row is left, or a column is wrong.
     """
-    # Names of users and items are ``Cells``: each row has the code of its name, 0 for none.
+    # Names are ``Cells``: ``user.codes`` has for each row a number that stands for the name.
     table = source.table
     user = _read_names(table, roles["user"], args)
     item = _read_names(table, roles["item"], args)
     if roles["time"] in source.columns:
-        time_column = table[roles["time"]]
-        seconds, form = read_times(time_column, roles["time"], args.date_format, args.timezone)
+        times = table[roles["time"]]
+        seconds, form = read_times(times, roles["time"], args.date_format, args.timezone)
     else:  # the number of each row among those of its user serves as time
         seconds = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
         form = "order of the rows of each user, no time"
-        time_column = pa.chunked_array([pa.array(seconds)])
+        times = pa.chunked_array([pa.array(seconds)])
 
-    # Drop rows that cannot be used, each for its first fault; ``faults`` has reason -> bool by row.
-    is_kept = np.ones(table.num_rows, dtype=bool)
-    dropped = {}
-    faults = _find_faults(roles, user, item, time_column.is_null().to_numpy(), seconds)
-    for reason, is_faulty in faults.items():
-        if (is_kept & is_faulty).any():
-            dropped[reason] = np.flatnonzero(is_kept & is_faulty)
-            is_kept &= ~is_faulty
-
-    rows = np.flatnonzero(is_kept)
+    faults = _find_faults(roles, user, item, times.is_null().to_numpy(), seconds)
+    rows, dropped = _drop_faulty_rows(table.num_rows, faults)
     if not len(rows):
         reasons = ", ".join(f"{reason}: {len(lost):,} rows" for reason, lost in dropped.items())
         raise UsageError(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
-            f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
+            f"{_quote_example(times)}. See --user, --item, --time and --date_format"
         )
     if args.then is not None:
         require_column(args.then, source.columns, "then")
-        rows = rows[_order_by_time(seconds[rows], table[args.then].take(rows))]
+        rows = rows[order_by_time(seconds[rows], table[args.then].take(rows))]
     return InteractionTable(rows, user[rows], item[rows], seconds[rows], form, dropped)
 
 
@@ -257,24 +249,27 @@ def _find_faults(
     return faults
 
 
-def _order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
-    """Return the order of interactions by time, and of those of the same time by a column.
+def _drop_faulty_rows(
+    num_rows: int, faults: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the rows without a fault, and the others by reason.
 
     Args:
-        seconds: [n] times.
-        column: [n] cells. If each is a number or empty, they are compared as numbers, else as
-            text. Empty cells come first.
+        num_rows: number of all rows.
+        faults: reason -> [rows] bool, whether each row has this fault.
 
     Returns:
-        [n] indices of the interactions in that order.
+        Numbers of the rows without a fault.
+        Reason -> numbers of the rows whose first fault it is, only for reasons that occur.
     """
-    # What is no number becomes NaN; ``are_numbers``: nothing but empty cells has become NaN.
-    cells = column.to_pandas()
-    numbers = pd.to_numeric(cells, errors="coerce")
-    are_numbers = numbers.notna().equals(cells.notna())
-    frame = pd.DataFrame({"time": seconds, "cell": numbers if are_numbers else cells})
-    ordered = frame.sort_values(["time", "cell"], kind="stable", na_position="first")
-    return ordered.index.to_numpy()
+    dropped = {}
+    is_kept = np.ones(num_rows, dtype=bool)
+    for reason, has_fault in faults.items():
+        rows = np.flatnonzero(is_kept & has_fault)
+        if len(rows):
+            dropped[reason] = rows
+            is_kept[rows] = False
+    return np.flatnonzero(is_kept), dropped
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
@@ -357,14 +352,16 @@ class Builder:
             role: ``user`` or ``item``.
             names: [interactions] name of the user (item) of each.
         """
-        # ``_add`` adds the column of the file to the table ``inter``, and returns the name of the
-        # field: the usual one of the role (``_FIELDS``), unless the user has given another.
-        field = self._add(self.roles[role], self.source, "inter", names, default=_FIELDS[role])
+        # Make the names a field of the interactions. It is called as usual, such as ``user_id``
+        # (``_FIELDS``), unless the user renames the column of the file (``self.roles[role]``).
+        column, usual_name = self.roles[role], _FIELDS[role]
+        field = self._add_field(column, self.source, "inter", names, default=usual_name)
         self.fields[role] = field
 
-        # all users, numbered in the order in which they first occur; ``cells`` are their names
-        self.entities[role] = EntityIndex(names)
-        self.tables[role][field] = self.entities[role].cells
+        # EntityIndex finds the different users; its ``cells`` are their names, each once.
+        users = EntityIndex(names)
+        self.entities[role] = users
+        self.tables[role][field] = users.cells
 
     def _add_time(self) -> None:
         """Add the field of the time to the table of interactions, and report its column.
@@ -421,24 +418,26 @@ class Builder:
         Raises:
             UsageError: if no row is about an item (user) that has an interaction.
         """
-        # Each row names its item in the column ``key``. Items are numbered as in the interactions:
-        # ``number`` [rows] is the number of the row's item, or -1 if no interaction has it.
-        key = self._find_key(source, role)
+        # Each row names its item in the column ``key``. ``items`` are all items of the
+        # interactions; ``number`` [rows] is the number of the row's item there, -1 for none.
+        key, items = self._find_key(source, role), self.entities[role]
         names = _read_names(source.table, key, self.args)
-        number = self.entities[role].find(names)
-        rows = np.flatnonzero(number >= 0)
+        number = items.find(names)
+        has_interaction = number >= 0
+        rows = np.flatnonzero(has_interaction)
         if not len(rows):
             raise UsageError(
                 f"{source.path}: no {role} has an interaction; {key} has such as {names.example}, "
-                f"the interactions {self.entities[role].cells.example}"
+                f"the interactions {items.cells.example}"
             )
 
-        # Report the rows that are left out. Those without a name (code 0) count as lost; those of
-        # items without an interaction are right, but not needed.
+        # Report the rows that are left out. Those without a name count as lost; those of items
+        # without an interaction are right, but not needed.
+        has_name = names.codes > 0  # code 0 stands for an empty cell
         not_needed = f"{role} without an interaction"
         dropped = {
-            f"no {role} ({key})": np.flatnonzero(names.codes == 0),
-            not_needed: np.flatnonzero((number < 0) & (names.codes > 0)),
+            f"no {role} ({key})": np.flatnonzero(~has_name),
+            not_needed: np.flatnonzero(has_name & ~has_interaction),
         }
         self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused=not_needed)
 
@@ -488,7 +487,7 @@ class Builder:
             table = self.overrides["table"].get(column) or choose_table(cells, self.entities)
             check_choice(f"table: {column}", table, TABLES)
             if table == "inter":
-                self._add(column, self.source, table, cells)
+                self._add_field(column, self.source, table, cells)
             else:  # ``codes``: the number of the item (user) of each interaction
                 entities = self.entities[table].codes
                 self._add_attribute(column, self.source, table, cells, entities, rows)
@@ -496,24 +495,25 @@ class Builder:
     def _read_column(self, source: Source, column: str) -> Cells | None:
         """Read the cells [rows] of a column as the type that the user sets, or that is guessed.
 
-        Return None, and report the reason, for a column without a name or type: it is left out. A
-        type that the user sets is an error if the column cannot have it. ``self.overrides`` has
-        what the user sets: option -> column -> value.
+        A column that has no name, or that no field can hold, is left out: the reason is reported,
+        and None returned. A type that the user sets is an error if it does not fit the column.
         """
-        kind = self.overrides["type"].get(column)
+        if _NAMELESS.fullmatch(column):  # such as "Unnamed: 0", pandas' name of row numbers
+            self._report_left_out(source, column, "has no name")
+            return None
+        kind = self.overrides["type"].get(column)  # set by the user; None to guess it
         try:
-            # Names such as "Unnamed: 0", which pandas gives to the numbers of rows. The error, like
-            # one of ``encode``, is caught below, and becomes the note of the column.
-            if _NAMELESS.fullmatch(column):
-                raise UsageError("has no name")
             cells = encode(source.table[column], column, self.args.missing)
             if not kind:
                 return guess_kind(cells, column, self.args.decimal)
         except UsageError as error:
-            left_out = Column(column, source.path.name, notes=[str(error)], loaded=False)
-            self.report.columns.append(left_out)
+            self._report_left_out(source, column, str(error))
             return None
         return convert_cells(cells, kind, column, self.args.decimal)
+
+    def _report_left_out(self, source: Source, column: str, reason: str) -> None:
+        entry = Column(column, source.path.name, notes=[reason], loaded=False)
+        self.report.columns.append(entry)
 
     def _add_attribute(
         self,
@@ -541,12 +541,13 @@ class Builder:
         wrong = rows[is_contradicting]
         if len(wrong):
             places = ", ".join(source.locate_rows(wrong[:MAX_LISTED]))
-            # Add a note, which is reported: `as_kind` with the same kind changes nothing else.
             note = f"{len(wrong):,} rows differ from the first of the {table}, which was taken"
-            first = first.as_kind(first.kind, f"{note}, first {places}")
-        self._add(column, source, table, first)
+            first = replace(first, notes=(*first.notes, f"{note}, first {places}"))
+        self._add_field(column, source, table, first)
 
-    def _add(self, column: str, source: Source, table: str, cells: Cells, default: str = "") -> str:
+    def _add_field(
+        self, column: str, source: Source, table: str, cells: Cells, default: str = ""
+    ) -> str:
         """Add a column of a user's file to the new dataset, as a field, and describe it.
 
         Args:

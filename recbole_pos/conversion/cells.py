@@ -72,6 +72,9 @@ class Cells:
         """One of the different texts, as messages quote it."""
         return shown(self.values[-1].as_py())
 
+    def __len__(self) -> int:
+        return len(self.codes)
+
     def __getitem__(self, rows: np.ndarray) -> Cells:
         """Return the cells of some rows."""
         return replace(self, codes=self.codes[rows])
@@ -84,18 +87,19 @@ class Cells:
         """Return the cells with other texts; cells whose text becomes the same get one code.
 
         A cell has a code, the index of its text in ``values``. The first of these is empty, so code
-        0 is a missing cell. For example, cells with the codes [0, 1, 2, 3] of the values ["",
-        "1.0", "1", "NA"] get the codes [0, 1, 1, 0] of the values ["", "1"] by the new texts ["1",
-        "1", ""].
+        0 is a missing cell. For example, ``new_texts`` is ["1", "1", ""]::
+
+            values ["", "1.0", "1", "NA"]  ->  ["", "1"]
+            codes [0, 1, 2, 3, 3]          ->  [0, 1, 1, 0, 0]
 
         Args:
             new_texts: [different cells] what replaces each of ``values`` but the first. An empty
                 text makes its cells missing.
-            kind: type of field of the new cells.
-            notes: what to report about the column; empty notes are left out.
+            kind: the new kind: token, token_seq, float or float_seq; empty if not guessed yet.
+            notes: texts for the report on the column, added to those before; not if empty.
         """
-        # Arrow numbers different texts as they appear, from 0 on. Therefore "" is put in front. In
-        # the example "", "1", "1", "" get the numbers 0, 1, 1, 0: the new codes of the old ones.
+        # Arrow numbers different texts as they appear, from 0 on. So "" is put in front. In the
+        # example "", "1", "1", "" get the numbers 0, 1, 1, 0: the new code for each old one.
         encoded = pa.concat_arrays([pa.array([""]), new_texts]).dictionary_encode()
         new_codes = encoded.indices.to_numpy()
         cells = replace(self, codes=new_codes[self.codes], values=encoded.dictionary)
@@ -122,8 +126,8 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     A column that Arrow cannot convert, such as a list of lists, stays as it is. It is refused if it
     is used (:func:`encode`).
     """
-    # Extension types and dictionaries wrap another type, which is taken out of them. A dictionary
-    # of text is one of the types to convert to.
+    # Extension types and dictionaries wrap another type: unwrap the column. Dictionaries of text
+    # stay, since they are one of the types to convert to.
     types = pa.types
     if isinstance(column.type, pa.BaseExtensionType):
         column = _read_extension(column)
@@ -131,26 +135,30 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
         with suppress(pa.ArrowException):  # such as intervals of pandas, which stay
             column = column.cast(column.type.value_type)
 
-    # Choose the type to convert to.
-    new_type = dtype = column.type
-    if types.is_dictionary(dtype):
-        new_type = pa.dictionary(pa.int32(), pa.string())
-    elif any(has_type(dtype) for has_type in _TEXT_TYPES):  # text, booleans, decimals, nulls
-        new_type = pa.string()
-    elif types.is_floating(dtype):
-        new_type = pa.float64()
-    elif types.is_date(dtype):
-        new_type = pa.timestamp("s")
-    elif is_list_type(dtype):
-        is_float = types.is_floating(dtype.value_type)
-        new_type = pa.large_list(pa.float64() if is_float else pa.string())
-
-    with suppress(pa.ArrowException):
-        column = column.cast(new_type)
-    # decimals are text now; databases write the id 1034 as 1034.00
-    if types.is_decimal(dtype) and dtype.scale > 0:
+    unwrapped_type = column.type
+    with suppress(pa.ArrowException):  # the column stays if Arrow cannot convert it
+        column = column.cast(_choose_type(unwrapped_type))
+    # Decimals are text now. Databases write the id 1034 as 1034.00: cut off the zeros.
+    if types.is_decimal(unwrapped_type) and unwrapped_type.scale > 0:
         column = pc.utf8_rtrim(pc.utf8_rtrim(column, "0"), ".")
     return column.dictionary_encode() if types.is_string(column.type) else column
+
+
+def _choose_type(dtype: pa.DataType) -> pa.DataType:
+    """Return the type that :func:`_simplify_column` converts a type to, before text is encoded."""
+    types = pa.types
+    if types.is_dictionary(dtype):  # of text
+        return pa.dictionary(pa.int32(), pa.string())
+    if any(has_type(dtype) for has_type in _TEXT_TYPES):  # text, booleans, decimals, nulls
+        return pa.string()
+    if types.is_floating(dtype):
+        return pa.float64()
+    if types.is_date(dtype):
+        return pa.timestamp("s")
+    if is_list_type(dtype):
+        is_float = types.is_floating(dtype.value_type)
+        return pa.large_list(pa.float64() if is_float else pa.string())
+    return dtype
 
 
 def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -171,7 +179,8 @@ def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> Cells:
     """Return a column as codes of its different values: "a", "b", "a" become [1, 2, 1].
 
-    Later steps work on each different value once, and not on every row. A missing cell has code 0.
+    A code is the index of a value among all different ones. A missing cell has code 0. Later steps
+    work on each different value once, and not on every row.
 
     Args:
         column: a column as :func:`simplify_types` makes it: text in a dictionary, numbers, times,
@@ -180,23 +189,24 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
         missing: words that stand for a missing value, beside the usual ones such as NaN.
 
     Returns:
-        The cells. The values of text and numbers are texts whose type of field (``kind``) is still
-        empty, to be guessed. Times are seconds since 1970, of kind float. Lists are texts with
-        ``INNER``, a control character, between their values, of kind token_seq or float_seq.
+        The cells, with their ``kind`` (type of field) where the type of the column tells it: float
+        for times, as seconds since 1970; token_seq or float_seq for lists. The kind of text and
+        numbers is empty, to be guessed.
 
     Raises:
         UsageError: if the column has another type of Arrow.
     """
-    # ``_number_values`` gives each different text or number a code. Before it, times become
-    # numbers, and each list becomes a text.
+    # In each case ``_number_values`` gives the different texts or numbers their codes.
     dtype, types = column.type, pa.types
     is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
     if is_text or types.is_integer(dtype) or types.is_floating(dtype):
         cells = _number_values(column)
     elif types.is_timestamp(dtype):
         seconds = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
-        cells = _number_values(seconds).as_kind("float", "seconds since 1970, UTC")
+        note = "seconds since 1970, UTC"  # for the report on the column
+        cells = _number_values(seconds).as_kind("float", note)
     elif types.is_large_list(dtype):
+        # Each list becomes a text, with a control character between its values.
         texts = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
         is_float = types.is_floating(dtype.value_type)
         cells = _number_values(texts).as_kind("float_seq" if is_float else "token_seq")
@@ -214,14 +224,14 @@ def _remove_missing_words(cells: Cells, words: Sequence[str]) -> Cells:
         cells: the column, as codes of its different ``texts``.
         words: the words for a missing value.
     """
-    # which of the different texts are such words, and up to four of these for the note
+    # Find which of the different texts are such words, and name up to four of these in the note.
     is_missing = pc.is_in(cells.texts, pa.array([word for word in words if word]))
     examples = ", ".join(map(repr, cells.texts.filter(is_missing).to_pylist()[:4]))
     note = f"{examples} read as missing" if examples else ""
 
-    # ``recode`` gives the cells new texts: an empty one makes a cell missing, and equal ones, such
-    # as the "0" of 0.0 and of -0.0, get one code.
-    return cells.recode(pc.if_else(is_missing, "", cells.texts), cells.kind, note)
+    # Replace these words by an empty text, which stands for a missing cell.
+    new_texts = pc.if_else(is_missing, "", cells.texts)
+    return cells.recode(new_texts, cells.kind, note)
 
 
 def _number_values(column: pa.ChunkedArray) -> Cells:
@@ -285,27 +295,28 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     Numbers are tokens if the name of the column ends in _id or the like, if one has leading zeros,
     or if one is a whole number that float64 would round.
 
-    ``as_kind`` keeps the cells and only sets kind and notes; ``recode`` gives them other texts.
-
     Args:
-        cells: the cells, as codes of their different texts. They keep their kind if they have one.
+        cells: the cells. They keep their kind if they have one. ``as_kind`` sets the kind, and may
+            add a note for the report. ``recode`` also replaces each of the different texts.
         column: name of the column.
         decimal: decimal separator of numbers, a point or a comma.
 
     Raises:
         UsageError: if a list of numbers has one that is missing or not finite.
     """
-    values = cells.texts
-    # The kind of lists and times is known from their type.
+    # Lists and times have a kind, which their type tells.
     if cells.kind == "float_seq":
         _require_finite(cells, f"column {shown(column)}")
     if cells.kind:
         return cells
+    values = cells.texts  # the different texts
     if not len(values):
         return cells.as_kind("token")
-    # Numbers that are names, such as a shop_id of 17 or a postal code of 01234. ``read_ids`` makes
-    # 17 of an id 17.0.
-    if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, _LEADING_ZERO):
+
+    # Numbers that are names: those of a column such as shop_id (the pattern _ID), and postal codes
+    # such as 01234. ``read_ids`` makes 17 of an id 17.0.
+    is_called_id = _ID.search(re.sub(r"\W+", "_", column.lower())) is not None
+    if is_called_id or _any_match(values, _LEADING_ZERO):
         return read_ids(cells).as_kind("token")
 
     # All values are numbers: a float, unless that would change one. Those of 16 digits or more
@@ -354,29 +365,36 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             )
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence: its values stand in one text, with INNER, a control character, between them. Lists
-    # of Arrow, whose kind is that of a sequence already, are such texts. In other cells the
-    # separator that the user has written, as in "red, blue", is replaced by INNER. One separator is
-    # taken for all cells: pipes if any cell has one, else blanks if any has one, else commas.
+    # A sequence is one text with INNER, a control character, between its values. Cells of lists are
+    # such texts already, and have the kind of a sequence, maybe the other one.
     if not cells.kind.endswith("_seq"):
-        separators = (mark for mark in _SEQUENCE_SEPARATORS if _any_match(cells.texts, mark))
-        separator = next(separators, ",")
-        new_texts = pc.replace_substring_regex(cells.texts, rf"\s*{separator}\s*", INNER)
-        cells = cells.recode(new_texts, kind)
+        cells = cells.recode(_mark_values(cells.texts), kind)
     if kind == "float_seq":
         _require_finite(cells, f"type: {column}=float_seq")
-    return cells.as_kind(kind)  # of a list of Arrow the user may change the kind
+    return cells.as_kind(kind)
+
+
+def _mark_values(texts: pa.Array) -> pa.Array:
+    """Return sequences, such as "red, blue", with ``INNER`` between the values.
+
+    ``INNER`` is a control character. It replaces the separator that the user has written, with
+    blanks around it. All texts have the same separator: pipes if any text has one, else blanks if
+    any has one, else commas.
+    """
+    found = [mark for mark in _SEQUENCE_SEPARATORS if _any_match(texts, mark)]
+    separator = found[0] if found else ","
+    return pc.replace_substring_regex(texts, rf"\s*{separator}\s*", INNER)
 
 
 def _require_finite(cells: Cells, name: str) -> None:
     """Raise a UsageError if a sequence of numbers has one that is missing or not finite.
 
     Args:
-        cells: the sequences, as codes of their different texts; ``INNER``, a control character,
-            separates the numbers in a text.
+        cells: the sequences. ``texts`` are the different ones, such as "1.5|2", where the pipe
+            stands for ``INNER``, a control character between the numbers.
         name: the column or option, with which the message begins.
     """
-    values = pc.split_pattern(cells.texts, INNER).flatten()  # the numbers of all lists, as texts
+    values = pc.split_pattern(cells.texts, INNER).flatten()  # the numbers of all texts, as text
     wrong = values.filter(pa.array(~np.isfinite(read_numbers(values, decimal="."))))
     if len(wrong):
         raise UsageError(
@@ -435,9 +453,9 @@ def read_numbers(texts: pa.Array, decimal: str) -> np.ndarray:
 def explain_useless(cells: Cells) -> str:
     """Return why a field is of no use to a model; an empty text if it may be of use.
 
-    Of no use is a field without any value, and names that are nearly unique, such as titles: at
-    least 100 rows have one (``_UNIQUE_ROWS``), and for more than 90% of them (``_UNIQUE_SHARE``)
-    there is a distinct one.
+    Of no use is a field without any value, and one of names that are nearly all distinct, such as
+    titles. In numbers: at least 100 cells have a name (``_UNIQUE_ROWS``), and there are more than
+    90% as many distinct names (``_UNIQUE_SHARE``).
 
     Args:
         cells: the values of the field: a code for each distinct one, 0 where it is missing.
@@ -445,8 +463,9 @@ def explain_useless(cells: Cells) -> str:
     num_filled = np.count_nonzero(cells.codes)
     if not num_filled:
         return "it is empty"
-    is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
-    return "nearly every one is another" if is_unique and cells.kind == "token" else ""
+    num_distinct = cells.different
+    are_distinct = num_filled >= _UNIQUE_ROWS and num_distinct > _UNIQUE_SHARE * num_filled
+    return "nearly every one is another" if are_distinct and cells.kind == "token" else ""
 
 
 # --- columns that say something of items or users ---
@@ -470,22 +489,24 @@ class EntityIndex:
         self.cells = replace(cells, codes=encoded.dictionary.to_numpy(), kind="token")
 
     def __len__(self) -> int:
-        return len(self.cells.codes)
+        return len(self.cells)
 
     def find(self, names: Cells) -> np.ndarray:
         """Return the number of the entity that each cell of a column names, -1 for none.
 
+        For example, the entities are a (0) and b (1), and the column is [b, c, empty, b]. Its
+        ``values`` are ["", "b", "c"] and its ``codes`` [1, 2, 0, 1]. The result is [1, -1, -1, 1].
+
         Args:
-            names: the column. ``values`` are its different names, the first of them empty, and
-                ``codes`` [rows] say which of these each cell has.
+            names: [rows] the column.
 
         Returns:
             [rows] whole numbers.
         """
-        # Look up each different name once among those of the entities (``known``): the names b and
-        # c among the entities a and b are found at [1, -1]. Then take what was found for each row.
-        known = self.cells.values.take(pa.array(self.cells.codes))
-        numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
+        # Look up each different name once: in the example "", b and c have the numbers [-1, 1, -1].
+        entity_names = self.cells.values.take(pa.array(self.cells.codes))
+        numbers = pc.index_in(names.values, entity_names).fill_null(-1).to_numpy()
+        # Then take the number of each row's name; a row without a name has code 0.
         return np.where(names.codes > 0, numbers[names.codes], -1)
 
 
@@ -506,10 +527,11 @@ def find_first_values(
     Returns:
         Cells [num_entities], empty where an item has no value, and [rows] bool.
     """
-    filled = np.flatnonzero(cells.codes)
+    # Write the code of each filled cell into the place of its item, from the last row to the first:
+    # the code that is written last stays, which is that of the item's first filled cell.
+    filled = np.flatnonzero(cells.codes)[::-1]
     first = np.zeros(num_entities, dtype=cells.codes.dtype)
-    # in reverse, since the last assignment to an element stays
-    first[entities[filled[::-1]]] = cells.codes[filled[::-1]]
+    first[entities[filled]] = cells.codes[filled]
     is_contradicting = (cells.codes > 0) & (cells.codes != first[entities])
     return replace(cells, codes=first), is_contradicting
 
@@ -517,13 +539,13 @@ def find_first_values(
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     """Decide whether a column of the interactions says something of the item, or of the user.
 
-    A brand, for instance, is the same in all interactions of an item, but for a few errors: cells
-    that contradict, which means that the first filled cell of their item has another value. The
-    column belongs to the items if, with the 0.1 of _MAX_CONTRADICTIONS,
+    A brand, for instance, is the same in all interactions of an item, but for a few errors. A cell
+    contradicts if it differs from the first filled cell of its item. The column belongs to the
+    items if few cells contradict:
 
-        share <= 0.1 * chance
         share = contradicting cells / filled cells that are not the first of their item
         chance = probability that two random filled cells of the column differ
+        share <= 0.1 * chance (_MAX_CONTRADICTIONS)
 
     For example, a column has 100 filled cells of 10 items, and two brands that are equally
     frequent. If 2 cells contradict, the share is 2 / 90 = 0.02, the chance 0.5, and the brand
@@ -538,19 +560,20 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
         ``item`` or ``user``, whichever has the lower share; ``inter`` (interactions) if the column
         belongs to neither.
     """
-    # In a column with one value and empty cells, such as a flag, empty is a value, too: then the
-    # codes 0 and 1 become 1 and 2.
-    if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
+    # A flag has one value and empty cells. Empty is a value of it, too, and so gets a code above 0:
+    # the codes 0 and 1 become 1 and 2.
+    is_flag = len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0
+    if is_flag:
         cells = replace(cells, codes=cells.codes + 1)
 
-    # two random cells have the same value v with the probability (share of v)^2
-    counts = np.bincount(cells.codes)[1:]  # filled cells of each value; the first is of empty ones
+    # Two random cells both have a certain value with the probability (share of the value)^2.
+    counts = np.bincount(cells.codes)[1:]  # cells with each code but 0, which is empty
     chance = 1 - float(((counts / counts.sum()) ** 2).sum()) if len(counts) else 0.0
 
     best, lowest_share = "inter", np.inf
     for table, index in entities.items():
-        # the first filled cell of each item, empty if it has none; and [interactions] bool, which
-        # cells contradict
+        # ``first`` is the first filled cell of each item (user), ``index.codes`` the item of each
+        # interaction, and ``is_contradicting`` whether its cell differs from the item's first.
         first, is_contradicting = find_first_values(cells, index.codes, len(index))
         num_testable = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
         if not num_testable:  # no item has two filled cells, so nothing could contradict

@@ -14,7 +14,7 @@ import io
 import json
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -241,16 +241,30 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Sou
             stream.seek(start)
         table, broken_rows = _read_by_arrow(stream, names, separator, has_quotes)
 
-    # Number the line where each row begins. For example, after one line of header, rows of 1, 3 and
-    # 1 lines begin at the lines 2, 3 and 6. Good and broken rows are numbered together, and then
-    # the numbers of their lines are separated.
-    num_lines = np.ones(table.num_rows + len(broken_rows), np.int64)  # of each row
-    for row, count in num_further.items():
-        num_lines[row] += count
-    lines = num_skipped + 1 + np.cumsum(num_lines) - num_lines
+    # Find the line of each row, good and broken ones together, and then separate the two.
+    num_rows = table.num_rows + len(broken_rows)
+    lines = _number_lines(num_rows, num_further, num_skipped + 1)
     broken_lines = [(int(lines[row]), fault) for row, fault in broken_rows]
     good_lines = np.delete(lines, [row for row, _ in broken_rows])
     return _make_source(file, table, good_lines, broken_lines)
+
+
+def _number_lines(num_rows: int, num_further: Mapping[int, int], first_line: int) -> np.ndarray:
+    """Return [rows] the number of the line in which each row of a csv begins.
+
+    For example, rows of 1, 3 and 1 lines, the first of which begins at line 2, begin at the lines
+    [2, 3, 6].
+
+    Args:
+        num_rows: number of rows.
+        num_further: row, from 0 -> lines that it has after its first one, if any: ``{1: 2}``.
+        first_line: line in which the first row begins.
+    """
+    num_lines = np.ones(num_rows, np.int64)
+    for row, count in num_further.items():
+        num_lines[row] += count  # [1, 3, 1] in the example
+    ends = first_line + np.cumsum(num_lines)  # the line after each row: [3, 6, 7]
+    return ends - num_lines
 
 
 def _read_header(
@@ -327,34 +341,42 @@ def _count_further_lines(
     Raises:
         UsageError: for a quotation mark that is not closed: nobody knows where its row ends.
     """
-    # Python's reader is slow. It is needed only if some line has an odd number of quotation marks:
-    # only then does a cell begin that goes on in the next line.
+    # Python's reader, which counts lines, is slow, and not needed for most files.
     start = stream.tell()
-    blocks = (block for block in read_blocks(stream) if b'"' in block)
-    if not any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n")):
+    if not _has_odd_quotes(stream):
         return {}
     stream.seek(start)
 
-    # ``rows.line_num`` is how many lines the reader has read so far.
     num_further = {}
-    rows = csv.reader((line.decode() for line in stream), delimiter=separator, strict=True)
-    num_lines = 0  # of the rows before this one
+    reader = csv.reader((line.decode() for line in stream), delimiter=separator, strict=True)
+    num_before = 0  # lines of the rows before this one
     try:
-        for number, cells in enumerate(rows):
-            further = rows.line_num - num_lines - 1
-            if further:
-                num_further[number] = further
+        for row, cells in enumerate(reader):
+            num_lines = reader.line_num - num_before  # ``line_num``: lines that were read so far
+            if num_lines > 1:
+                num_further[row] = num_lines - 1
                 # A mark that is not closed joins rows up to the next mark, however far that is.
                 if len(cells) != num_columns:
-                    raise csv.Error(f"a row of {further + 1} lines has {len(cells)} cells")
-            num_lines = rows.line_num
-    except csv.Error as error:  # of our own, or of the reader for a mark within a cell
+                    raise csv.Error(f"a row of {num_lines} lines has {len(cells)} cells")
+            num_before = reader.line_num
+    except csv.Error as error:  # raised above, or by the reader for a mark within a cell
         raise UsageError(
-            f"{file}, line {first_line + num_lines}: {error}; a quotation mark opens that is not "
+            f"{file}, line {first_line + num_before}: {error}; a quotation mark opens that is not "
             "closed, or stands within a cell: correct the line, or read marks as text by "
             "--no_quotes"
         ) from error
     return num_further
+
+
+def _has_odd_quotes(stream: BinaryIO) -> bool:
+    """Return whether some line has an odd number of quotation marks.
+
+    Only then can a cell in quotation marks begin in a line and go on in the next one.
+    """
+    for block in read_blocks(stream):
+        if b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
+            return True
+    return False
 
 
 def _read_by_arrow(

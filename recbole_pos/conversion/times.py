@@ -58,28 +58,46 @@ def read_times(
     if not (has_numbers or types.is_string(dtype) or types.is_dictionary(dtype)):
         raise UsageError(f"{name} holds {dtype}, which says no time")
 
-    if date_format and date_format not in _UNITS:
+    if date_format and date_format not in _UNITS:  # the form of dates
         return _read_dates(column.cast(pa.string()), name, date_format, timezone)
+    unit = date_format  # otherwise it is the unit of epochs, or None
     if has_numbers:
-        return _read_epochs(column, name, date_format)
+        return _read_epochs(column, name, unit)
+    return _read_texts(column.cast(pa.string()), name, unit, timezone)
 
-    # The fast way for text: if every cell is an ISO date, Arrow reads the column at once, or else
-    # raises an error. It does so if all cells have a zone, and if none has.
-    texts = column.cast(pa.string())
-    if not date_format:
+
+def _read_texts(
+    texts: pa.ChunkedArray, name: str, unit: str | None, timezone: str | None
+) -> tuple[np.ndarray, str]:
+    """Read text of unknown form as dates, or as epochs if more cells are numbers than dates.
+
+    Args:
+        texts: [rows] strings, null where a cell is empty.
+        name: name of the column, for messages.
+        unit: s, ms, us or ns if all are epochs; None to tell epochs and their unit by the values.
+        timezone: zone of dates that name none; None for UTC.
+
+    Returns:
+        [rows] float64 seconds since 1970, NaN where nothing is read; and the form in words.
+    """
+    if not unit:
+        # The fast way: Arrow reads all cells at once, if each is an ISO date and either none has a
+        # zone or all have. It raises an error otherwise.
         for zone in (None, "UTC"):
             with suppress(pa.ArrowException):
                 return convert_ticks(texts.cast(pa.timestamp("ns", zone)), timezone), "ISO dates"
 
     is_number = pc.match_substring_regex(texts, _NUMBER)
-    begins_as_date = pc.match_substring_regex(texts, f"{_ISO}|{_DAY_OR_MONTH}")
-    num_numbers, num_dates = (pc.sum(cells).as_py() or 0 for cells in (is_number, begins_as_date))
-    if not date_format and num_dates >= num_numbers:
-        return _read_dates(texts, name, date_format, timezone)
+    if not unit:
+        begins_as_date = pc.match_substring_regex(texts, f"{_ISO}|{_DAY_OR_MONTH}")
+        num_numbers = pc.sum(is_number).as_py() or 0  # None if all cells are empty
+        num_dates = pc.sum(begins_as_date).as_py() or 0
+        if num_dates >= num_numbers:
+            return _read_dates(texts, name, None, timezone)
 
-    # All cells that are no numbers become null, and so have no time.
+    # They are epochs. Cells that are no numbers become null, and so have no time.
     numbers = pc.if_else(is_number, texts, pa.scalar(None, pa.string()))
-    return _read_epoch_texts(numbers, name, date_format)
+    return _read_epoch_texts(numbers, name, unit)
 
 
 def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
@@ -154,20 +172,29 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[np.ndarray, 
         [rows] seconds: NaN for missing numbers, and, if the unit is guessed, for those outside 1978
         to 2033, such as 0; and the form in words, such as ``epoch seconds``.
     """
-    # Which cells are epochs: all numbers, or, if the unit is guessed, those that ``_guess_unit``
-    # finds to be in the years of that unit.
+    # Find the cells that are epochs: all finite numbers or, if the unit is guessed, those in the
+    # usual years.
     values = column.fill_null(0).to_numpy()
     is_epoch = np.isfinite(values) & ~column.is_null().to_numpy(zero_copy_only=False)
     if unit is None and is_epoch.any():
-        unit, has_unit = _guess_unit(values[is_epoch], name)
-        is_epoch[is_epoch] = has_unit
-    # _UNITS has how many of each unit are a second, and _NAMES the words for it.
+        unit = _guess_unit(values[is_epoch], name)
+        is_epoch &= _are_in_usual_years(values, unit)
     unit = unit or "s"  # of a column without numbers
-    seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit])
+
+    # Convert them. Other cells, which may be infinite, count as 0 meanwhile, and become NaN.
+    epochs = np.where(is_epoch, values, 0)
+    seconds = _ticks_to_seconds(epochs, _UNITS[unit])  # _UNITS: how many of the unit are a second
     return np.where(is_epoch, seconds, np.nan), f"epoch {_NAMES[unit]}"
 
 
-def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+def _are_in_usual_years(values: np.ndarray, unit: str) -> np.ndarray:
+    """Return [n] bool, whether [n] epochs of a unit (s, ms, us or ns) lie in 1978 to 2033."""
+    first, end = _EPOCH  # seconds since 1970
+    per_second = _UNITS[unit]
+    return (first * per_second <= values) & (values < end * per_second)
+
+
+def _guess_unit(values: np.ndarray, name: str) -> str:
     """Guess in which unit numbers count the time since 1970.
 
     It is the unit (s, ms, us or ns) in which at least 99% of them lie between 1978 and 2033. The
@@ -178,17 +205,15 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
         name: name of their column, for the message.
 
     Returns:
-        The unit, and [n] bool: which of the ``values`` lie in those years.
+        The unit.
 
     Raises:
         UsageError: if no unit fits.
     """
-    # _UNITS has how many of each unit are a second; _MIN_SHARE is 99%.
-    first, end = _EPOCH  # seconds since 1970: of 1978 and 2033
-    for unit, per_second in _UNITS.items():
-        has_unit = (first * per_second <= values) & (values < end * per_second)
-        if has_unit.sum() >= _MIN_SHARE * len(values):
-            return unit, has_unit
+    for unit in _UNITS:
+        num_fitting = _are_in_usual_years(values, unit).sum()
+        if num_fitting >= _MIN_SHARE * len(values):  # _MIN_SHARE is 0.99
+            return unit
     raise UsageError(
         f"{name}: numbers from {values.min():,} to {values.max():,} are no epoch of one unit "
         "between 1978 and 2033; give --date_format=s (or ms, us, ns) if they are epochs, or a form "
@@ -210,7 +235,8 @@ def _read_dates(
     Returns:
         [rows] float64 seconds since 1970, NaN where a cell is no date; and the form in words.
     """
-    # the different texts, and the number of the text in each row
+    # ``encoded`` has the different texts (``dictionary``), and for each row the index of its text
+    # among them (``indices``), null for an empty cell.
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     texts = pc.utf8_trim_whitespace(encoded.dictionary)
     if date_format:
@@ -218,20 +244,35 @@ def _read_dates(
             texts = pc.replace_substring_regex(texts, r"\.0*$", "")
         seconds, form = _parse_dates(texts, date_format), f"dates ({date_format})"
     else:
-        # Without a form, dates begin with the year (ISO), or with day and month. Databases write a
-        # zone as in 2024-03-02 17:05:31 UTC.
-        texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
-        iso = _parse_dates(pc.if_else(pc.match_substring_regex(texts, _ISO), texts, ""), "ISO8601")
-        others, form = _parse_days_and_months(texts, name)
-        seconds = np.where(np.isnan(iso), others, iso)
+        seconds, form = _parse_usual_dates(texts, name)
 
     if timezone:  # dates without a zone were read as if in UTC
         has_zone = pc.match_substring_regex(texts, _WITH_ZONE).to_numpy(zero_copy_only=False)
         seconds = np.where(has_zone, seconds, _convert_clock(seconds, timezone))
 
-    # an empty cell gets the number after the last text, where a NaN is appended to the times
-    numbers = encoded.indices.fill_null(len(texts)).to_numpy()
-    return np.append(seconds, np.nan)[numbers], form
+    # Take the time of each row's text; NaN, appended after the last one, is that of empty cells.
+    indices = encoded.indices.fill_null(len(texts)).to_numpy()
+    return np.append(seconds, np.nan)[indices], form
+
+
+def _parse_usual_dates(texts: pa.Array, name: str) -> tuple[np.ndarray, str]:
+    """Parse dates that begin with the year (ISO dates), or with day and month.
+
+    Args:
+        texts: [n] strings.
+        name: name of their column, for messages.
+
+    Returns:
+        [n] float64 seconds since 1970, NaN for a text of another form; and the form of the dates in
+        words: ``ISO dates`` unless some begin with day and month.
+    """
+    # Databases write a zone as in 2024-03-02 17:05:31 UTC, for which ISO has the letter Z.
+    texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
+    begins_with_year = pc.match_substring_regex(texts, _ISO)
+    iso = _parse_dates(pc.if_else(begins_with_year, texts, ""), "ISO8601")  # NaN for others
+
+    others, form = _parse_days_and_months(texts, name)
+    return np.where(np.isnan(iso), others, iso), form
 
 
 def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
@@ -251,9 +292,18 @@ def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
 def _parse_days_and_months(texts: pa.Array, name: str) -> tuple[np.ndarray, str]:
     """Parse dates such as 31/12/2024, of which the column as a whole tells what comes first.
 
-    Each text is read both ways, as day/month and as month/day. If some text is a date only with
-    the day first (31/12), all are read so; 12/31 tells the opposite. If texts of both kinds occur,
-    or of neither, a text that may be two days (03/04) is refused.
+    Each text is read both ways, as day/month and as month/day. One such as 31/12 or 12/31, which is
+    a date in one way only, is read in this way. It also tells how to read one such as 03/04, which
+    may be two days:
+
+    ==================  ==================  ================
+    a text as 31/12     a text as 12/31     03/04 is
+    ==================  ==================  ================
+    occurs              does not occur      the 3rd of April
+    does not occur      occurs              the 4th of March
+    occurs              occurs              refused
+    does not occur      does not occur      refused
+    ==================  ==================  ================
 
     Args:
         texts: [n] strings, of which those of other forms are left out.
@@ -273,18 +323,39 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> tuple[np.ndarray, str]
     month_first = pc.replace_substring_regex(dates, _DAY_OR_MONTH, r"\3-\1-\2")
     by_day, by_month = _parse_dates(day_first, "ISO8601"), _parse_dates(month_first, "ISO8601")
 
-    # See whether some text can be read in one way only.
+    # See whether texts such as 31/12 and 12/31 occur, and which texts may be two days.
     can_be_day, can_be_month = ~np.isnan(by_day), ~np.isnan(by_month)
     has_day_first = (can_be_day & ~can_be_month).any()
     has_month_first = (can_be_month & ~can_be_day).any()
-    is_ambiguous = np.abs(by_day - by_month) > 0
+    is_ambiguous = np.abs(by_day - by_month) > 0  # False for NaN, and for 05/05
     if has_day_first == has_month_first and is_ambiguous.any():
         example = texts[int(np.flatnonzero(is_ambiguous)[0])].as_py()
         raise UsageError(
             f"{name}: {shown(example)} may begin with the day or with the month; give its form, "
             "such as --date_format='%d/%m/%Y %H:%M' (day first) or '%m/%d/%Y %H:%M'"
         )
-    # By the month otherwise: then it is the only way, or both ways give the same day (05/05).
-    if has_day_first:
+    if has_day_first:  # 12/31, if it occurs, too, is read in its only way
         return np.where(can_be_day, by_day, by_month), "dates (day first)"
-    return by_month, "dates (month first)" if can_be_month.any() else "ISO dates"
+    if can_be_month.any():
+        return by_month, "dates (month first)"
+    return by_month, "ISO dates"  # no text is such a date, all are NaN
+
+
+def order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
+    """Return the order of interactions by time, and of those of the same time by a column.
+
+    Args:
+        seconds: [n] times.
+        column: [n] cells. If each is a number or empty, they are compared as numbers, else as
+            text. Empty cells come first.
+
+    Returns:
+        [n] indices of the interactions in that order.
+    """
+    # What is no number becomes NaN; ``are_numbers``: nothing but empty cells has become NaN.
+    cells = column.to_pandas()
+    numbers = pd.to_numeric(cells, errors="coerce")
+    are_numbers = numbers.notna().equals(cells.notna())
+    frame = pd.DataFrame({"time": seconds, "cell": numbers if are_numbers else cells})
+    ordered = frame.sort_values(["time", "cell"], kind="stable", na_position="first")
+    return ordered.index.to_numpy()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,36 +92,37 @@ class Lines:
         """Count what was read of a file, and what of it was dropped for each reason.
 
         Two things are dropped: a broken line, which is no row at all, such as one with too few
-        cells; and a row that lacks what the dataset needs, such as a user.
+        cells; and a row that lacks what the dataset needs, such as a user. All others are kept.
+        What is dropped counts as lost, except empty lines and rows that are not needed.
 
         Args:
             source: the rows that were read (``table``), and the broken lines, each with its place
                 in the file and its fault (``broken_lines``).
             dropped: reason -> [n] numbers of the rows of ``source.table`` dropped for it.
             unused: one of these reasons, of rows that are right but not needed, such as "item
-                without an interaction"; they do not count as lost. Empty if there is none.
+                without an interaction". Empty if there is none.
         """
-        # For each reason the number of rows and the places of the first ones. All broken lines have
-        # the reason "broken line", and their places say the fault; but empty lines, which nobody
-        # misses, have a reason of their own (EMPTY_LINE).
-        counts: Counter[str] = Counter()
-        places: dict[str, list[str]] = {}
+        counts: Counter[str] = Counter()  # reason -> number of lines and rows
+        places: dict[str, list[str]] = defaultdict(list)  # reason -> where the first ones stand
+
+        # Broken lines have one reason, and their places say the fault. Empty ones have another.
         for place, fault in source.broken_lines:
             reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
             counts[reason] += 1
-            places.setdefault(reason, []).append(f"{place} ({fault})")
+            places[reason].append(f"{place} ({fault})")
+        # Rows that are dropped; they may be empty lines, too, such as one with commas only.
         for reason, rows in dropped.items():
             if len(rows):
                 counts[reason] += len(rows)
-                places.setdefault(reason, []).extend(source.locate_rows(rows[:MAX_LISTED]))
+                places[reason] += source.locate_rows(rows[:MAX_LISTED])
 
-        reasons = {
+        num_read = source.table.num_rows + len(source.broken_lines)
+        by_reason = {
             reason: {"lines": count, "first": places[reason][:MAX_LISTED]}
             for reason, count in counts.items()
         }
-        read = source.table.num_rows + len(source.broken_lines)
-        lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
-        return cls(str(source.path), read, kept=read - counts.total(), dropped=reasons, lost=lost)
+        lost = [reason for reason in counts if reason not in (EMPTY_LINE, unused)]
+        return cls(str(source.path), num_read, num_read - counts.total(), by_reason, lost)
 
     @property
     def num_lost(self) -> int:
@@ -237,15 +238,15 @@ def write_table(path: Path, table: Table, separator: str) -> None:
         separator: what separates the names of a sequence.
     """
     # Make the text of each different value of a field once, so that rows look it up by its code.
-    header, texts, num_rows = [], {}, 0
+    header, texts = [], {}
     for field, column in table.items():
         if isinstance(column, Cells):
             header.append(f"{field}:{column.kind}")
             texts[field] = _escape(column, separator)
-            num_rows = len(column.codes)  # the same for all fields
         else:
             header.append(f"{field}:float")
 
+    num_rows = len(next(iter(table.values())))  # all columns have as many
     with atomic_write(path, text=False) as file:
         file.write(("\t".join(header) + "\n").encode())
         for start in range(0, num_rows, _BATCH_ROWS):
@@ -256,12 +257,20 @@ def write_table(path: Path, table: Table, separator: str) -> None:
                     columns.append(texts[field].take(pa.array(column.codes[batch])))
                 else:
                     columns.append(format_numbers(column[batch]))
-            # Join cells to lines by tabs, and lines to one text: Arrow joins the elements of a
-            # list, so all lines are put into one.
-            rows = pc.binary_join_element_wise(*columns, "\t")
-            all_rows = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
-            file.write(pc.binary_join(all_rows, "\n")[0].as_buffer())
+            file.write(_join_lines(pc.binary_join_element_wise(*columns, "\t")))
             file.write(b"\n")
+
+
+def _join_lines(lines: pa.Array) -> pa.Buffer:
+    """Return texts as one text, with line ends between them, in the memory of Arrow.
+
+    Args:
+        lines: [n] text.
+    """
+    # Arrow joins the texts of each list in an array of lists. So all lines become one list, which
+    # goes from 0 to n, in an array of length 1.
+    one_list = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    return pc.binary_join(one_list, "\n")[0].as_buffer()
 
 
 def _replace_line_ends(values: pa.Array) -> pa.Array:

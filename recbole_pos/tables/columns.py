@@ -46,17 +46,15 @@ class Column:
                 an array [num_rows].
         """
         self.kind = kind
-        # A column of lists has one array for each row.
+        # A column of lists has no ``values``, but an array for each row in ``lists``.
         self.lists: list[np.ndarray] = []
-
-        # A column of numbers has them in ``values``. One of names has a code for each row there, a
-        # number that stands for the name.
+        # [rows] the numbers or, of names, a code for each: a number that stands for the name.
         if kind in ("token", "float"):
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
 
-        # Arrow numbers the names of each block by itself, so code 0 is another name in each block.
-        # ``unmerged`` keeps the rows and the names of such blocks. From time to time, and at the
-        # end, these names are added to ``names``, and the codes become indices of ``names``.
+        # A code is the index of its name in ``names``. Only the codes of new blocks are not: Arrow
+        # gives them as indices of the names of their own block. ``unmerged`` has the rows and the
+        # names of each such block, until its names are added to ``names`` (:meth:`_merge_names`).
         self.names = pa.array([], pa.string())
         self.unmerged: list[tuple[slice, pa.Array]] = []
 
@@ -89,15 +87,14 @@ class Column:
         blocks until :meth:`_merge_names` gives the same name the same code everywhere.
 
         Args:
-            rows: rows of the table that the block fills. They follow those of the block before. Or
-                the reader of a file has failed: another one begins again at the first row of the
-                file, and blocks that were written from there on are replaced.
+            rows: rows of the table that the block fills.
             block: the names as Arrow's DictionaryArray, with the codes in ``indices`` and the
                 distinct names in ``dictionary``.
         """
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
 
-        # Keep the names of the blocks before this one. A block from its first row on was replaced.
+        # If a reader has failed, another one begins again at the first row of its file, and this
+        # block replaces an earlier one. So keep only the blocks that begin before this one.
         before = [entry for entry in self.unmerged if entry[0].start < rows.start]
         self.unmerged = [*before, (rows, block.dictionary)]
 
@@ -108,24 +105,26 @@ class Column:
     def _merge_names(self) -> None:
         """Give equal names in all blocks the same code, and rewrite the codes of their rows.
 
-        ``names`` are the names that are merged already, by their codes. ``unmerged`` has the rows
-        of each further block and its names by codes of its own, and ``values`` the code of each
-        row. For example, ``names`` is [blue, owl] and a block has the names [red, blue] with the
-        codes [0, 1]. Then ``names`` becomes [blue, owl, red], and the codes become [2, 0].
+        ``names`` are the names that are merged already; their index is their code. ``unmerged`` has
+        the rows of each further block, and its names. For example, ``names`` is [blue, owl], and a
+        block has the names [red, blue] and rows with the codes [0, 1, 0]. Then ``names`` becomes
+        [blue, owl, red], and the codes become [2, 0, 2].
         """
-        # Arrow numbers the names of all lists by their first appearance. Those merged before come
-        # first and keep their codes. The example's lists [blue, owl] and [red, blue] have the codes
-        # 0, 1, 2, 0.
+        # Arrow numbers the names of all lists by their first appearance, so those merged before
+        # keep their codes. In the example, blue, owl, red, blue get the codes 0, 1, 2, 0.
         name_lists = [self.names, *(names for _, names in self.unmerged)]
         encoded = pa.chunked_array(name_lists).dictionary_encode().combine_chunks()
+        all_codes = encoded.indices.to_numpy()
 
-        # cut them up again, where each list ends: the new codes of each block, by its own codes
-        ends = np.cumsum([len(names) for names in name_lists])
-        _, *codes_by_block = np.split(encoded.indices.to_numpy(), ends[:-1])
-        for (rows, _), codes in zip(self.unmerged, codes_by_block, strict=True):
-            # A missing name has the code -1. As an index it takes the last entry: -1 again.
-            new_codes = np.append(codes, np.int32(_MISSING_CODE))
+        start = len(self.names)  # where the names of the first block begin in all lists
+        for rows, names in self.unmerged:
+            # The new code of each name of the block. In the example they are [2, 0]: red, which has
+            # the code 0 in the block, gets 2, and blue gets 0.
+            new_codes = all_codes[start : start + len(names)]
+            # A missing name has the code -1. As an index this takes the last entry: -1 again.
+            new_codes = np.append(new_codes, np.int32(_MISSING_CODE))
             self.values[rows] = new_codes[self.values[rows]]
+            start += len(names)
         self.names, self.unmerged = encoded.dictionary, []
 
     def finish(self, num_rows: int) -> Any:

@@ -34,33 +34,33 @@ class TextForm:
         num_skipped: lines up to the one that names the columns, itself included.
         num_lines: lines after these, of which some may be empty.
         num_blank: lines after these that are empty.
-        num_open: lines whose last character is a tab, so that their last cell is empty.
+        num_tab_ends: lines that end with a tab, so that their last cell is empty.
         has_quotes: whether there is a quotation mark anywhere.
     """
 
     num_skipped: int
     num_lines: int
     num_blank: int
-    num_open: int
+    num_tab_ends: int
     has_quotes: bool
 
 
 def find_form(path: Path, num_skipped: int) -> TextForm | None:
     """Count the lines of a text file, to check later that DuckDB has read each of them as a row.
 
-    DuckDB leaves out empty lines, and drops an empty cell too many at the end of a line: so these
-    lines are counted, too. Only where a file has quotation marks need DuckDB look for them.
+    Counted are all lines, empty lines, which DuckDB leaves out, and lines that end with a tab: if
+    such a line has a cell too many, an empty one, DuckDB drops it without a word.
 
     Args:
         path: the file.
-        num_skipped: number of lines of the header, which is not counted: empty lines, then the one
+        num_skipped: number of lines of the header, which are skipped: empty lines, then the one
             that names the columns.
 
     Returns:
-        The counts; None if another reader is needed, since the file has NUL bytes, or some of its
-        lines but not all end in \\r\\n.
+        The counts for :func:`read_text`; None if another reader is needed, since the file has NUL
+        bytes, or some of its lines but not all end in \\r\\n.
     """
-    has_quotes = False
+    has_quotes = False  # anywhere in the file; else DuckDB need not look for them
     num_ends = num_returns = 0  # how many lines have an end, and for how many it is \r\n
     totals = np.zeros(3, np.int64)  # all lines, empty ones, and those that end with a tab
     with open(path, "rb") as file:
@@ -75,10 +75,11 @@ def find_form(path: Path, num_skipped: int) -> TextForm | None:
     if num_returns not in (0, num_ends):
         return None
 
-    num_lines, num_blank, num_open = totals.tolist()
+    # Take off the lines of the header, which are empty but for the last one.
+    num_lines, num_blank, num_tab_ends = totals.tolist()
     num_lines -= num_skipped
-    num_blank -= num_skipped - 1  # all lines of the header but its last one are empty
-    return TextForm(num_skipped, num_lines, num_blank, num_open, has_quotes)
+    num_blank -= num_skipped - 1
+    return TextForm(num_skipped, num_lines, num_blank, num_tab_ends, has_quotes)
 
 
 def _count_lines(text: bytes) -> tuple[int, int, int]:
@@ -151,10 +152,9 @@ def read_text(
     Args:
         path: file of UTF-8.
         num_columns: number of cells of every row.
-        form: what :func:`find_form` has counted in the file: lines to skip
-            (``num_skipped``), lines after these (``num_lines``), how many of them are empty
-            (``num_blank``) or end with a tab (``num_open``); and whether the file has
-            quotation marks (``has_quotes``).
+        form: what :func:`find_form` has counted in the file: lines to skip (``num_skipped``), lines
+            after these (``num_lines``), how many of them are empty (``num_blank``) or end with a
+            tab (``num_tab_ends``); and whether the file has quotation marks (``has_quotes``).
         memory_limit: bytes that DuckDB may use.
 
     Yields:
@@ -182,20 +182,22 @@ def read_text(
         "quote": quote,
     }
 
-    # Count all rows, and the rows whose last cell is empty, as a line that ends with a tab
-    # has it. If a line has an empty cell too many, as the cells a, b and an empty one in two
-    # columns, DuckDB drops it, and the last cell is b. Then fewer rows are counted here than lines
-    # with a tab at the end.
-    num_rows = num_open = 0
+    num_rows = num_empty_ends = 0  # all rows, and those whose last cell is empty
     # a variable of its own keeps the connection open: DuckDB 1 closes it when nothing refers to it
     connection = connect(memory_limit)
     for block in _stream(connection.sql(query, params=parameters)):
         num_rows += len(block)
-        num_open += block.columns[-1].null_count
+        num_empty_ends += block.columns[-1].null_count
         yield block.columns
 
-    # DuckDB skips empty lines; every other line must be a row
-    if (num_rows, num_open) != (form.num_lines - form.num_blank, form.num_open):
+    # Every line must be a row, except empty lines, which DuckDB skips. Every line that ends with a
+    # tab must have an empty last cell. For example, a file has two columns and -> for a tab:
+    #   a->     is the row (a, empty): it ends with a tab, and the last cell is empty.
+    #   a->b->  has a cell too many. DuckDB drops it, and the last cell of the row (a, b) is not
+    #           empty, although the line ends with a tab.
+    are_all_rows = num_rows == form.num_lines - form.num_blank
+    have_all_cells = num_empty_ends == form.num_tab_ends
+    if not (are_all_rows and have_all_cells):
         raise ValueError(f"{path}: the rows that DuckDB has read are not the lines of the text")
 
 
