@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,10 +85,16 @@ def test_the_folder_is_complete(found: Any) -> None:
     assert list((folder / "trials").glob("trial_*/events.out.tfevents.*"))  # for TensorBoard
 
 
-def test_an_extended_search_keeps_its_trials_and_samples_others(found: Any) -> None:
+def test_an_extended_search_has_the_trials_of_one_that_was_as_long_from_the_start(
+    found: Any, tmp_path: Path
+) -> None:
     first, extended, by_workers = found
     assert extended.trials[:2] == first.trials
-    assert len({trial.options["learning_rate"] for trial in extended.trials}) == 4
+    plan = resume_search(extended.folder, SearchArguments(), {}, {})
+    whole = TrialSearch(TrialTable(tmp_path, plan), Reporter(False))
+    for number in range(4):
+        whole.suggest(str(number))
+    assert [trial.options for trial in extended.trials] == [t.options for t in whole.table.trials]
     assert sum(what == "epoch" for _, what, _ in by_workers) == 4 * 2  # none is trained again
 
 
@@ -252,15 +259,45 @@ def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None
         resumed.note_inputs({"data": "1"})
 
 
-def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> None:
-    """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
+@pytest.fixture
+def restart(tiny: Path, tmp_path: Path) -> Callable[[str], TrialSearch]:
+    """``restart(folder)``: the searcher of a search with a condition, as each call makes it."""
     (file := tmp_path / "space.yaml").write_text(
         "learning_rate: {loguniform: [1e-3, 1e-1]}\nn_layers: {randint: [1, 2]}\n"
         "hidden_dropout_prob: {quniform: [0, 0.4, 0.1], when: {n_layers: 2}}\n"
     )
     options = {"data_path": str(tiny)}
     plan = plan_search("FPARec", "tiny", file, [], options, SearchArguments(seed=3))
-    trials = TrialSearch(TrialTable(tmp_path, plan), Reporter(False))
+
+    def restart_search(folder: str) -> TrialSearch:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return TrialSearch(TrialTable(tmp_path / folder, plan), Reporter(False))
+
+    return restart_search
+
+
+def test_a_resumed_search_samples_what_it_would_have_sampled(restart: Any) -> None:
+    """By TPE, which samples at random for ten trials; stopped as trials 2 and 13 had begun."""
+
+    def train(trials: TrialSearch, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            rate = trials.suggest(str(number))["run_options"]["learning_rate"]
+            trials.on_trial_complete(str(number), {BEST: -rate, "state": "finished", "epoch": 1})
+
+    whole, resumed = restart("whole"), restart("resumed")
+    train(whole, 0, 15)
+    for first, last in ((0, 1), (2, 12), (13, 15)):
+        train(resumed, first, last)
+        resumed.suggest("killed")
+        resumed = restart("resumed")
+    options = [trial.options for trial in whole.table.trials]
+    assert [trial.options for trial in resumed.table.trials[:16]] == options
+    assert {len(trial) for trial in options} == {2, 3}  # the third only under its condition
+
+
+def test_trials_without_a_score_are_not_bad_ones(restart: Any) -> None:
+    """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
+    trials = restart("search")
     asked = {name: trials.suggest(name) for name in "abcd"}
     done = {BEST: 0.1, "state": "finished", "epoch": 1}
     trials.on_trial_result("b", done)
@@ -271,7 +308,7 @@ def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> 
     )
     states = [trial.state.name for trial in trials._ot_study.trials]
     assert states == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
-    resumed = TrialSearch(TrialTable(tmp_path, plan), Reporter(False))
+    resumed = restart("search")
     table = resumed.table
     assert table.trials == trials.table.trials and table.find_best() == table.trials[0]
     assert [t.state for t in table.trials] == ["finished", "lost", "failed", "unfinished"]

@@ -228,18 +228,18 @@ def _report_epoch(experiment: Any) -> None:
     )
 
 
-def _make_sampler(search: Search, num_trials: int) -> BaseSampler:
-    """Return the sampler of a search: TPE (Bergstra et al. 2011), or random sampling.
+def _make_sampler(search: Search, number: int) -> BaseSampler:
+    """Return the sampler of one trial: TPE (Bergstra et al. 2011), or random sampling.
 
-    Its random numbers depend on the seed of the search and on the number of recorded trials, so
-    that a resumed search does not sample the options of its first trials again.
+    Its random numbers depend only on the seed of the search and on the number of the trial. So a
+    resumed search samples the options that it would have sampled without the stop.
 
     Args:
-        search: the search. A grid samples nothing, but OptunaSearch wants a sampler for it, too.
-        num_trials: number of the trials of earlier calls.
+        search: the search, which has the seed, and ``optuna`` as its searcher for TPE.
+        number: number of the trial.
     """
     # SeedSequence mixes the two numbers into one seed that is unlike those of other pairs.
-    (seed,) = np.random.SeedSequence((search.facts.seed, num_trials)).generate_state(1).tolist()
+    (seed,) = np.random.SeedSequence((search.facts.seed, number)).generate_state(1).tolist()
     if search.facts.searcher != "optuna":
         return RandomSampler(seed)
     # Trials in progress count with a bad score (constant liar), so that parallel trials differ.
@@ -274,11 +274,10 @@ class TrialSearch(OptunaSearch):
         self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
         search, space = table.search, table.search.space  # the space has the options to try
 
-        # The study, still empty.
-        sampler = _make_sampler(search, len(table.trials))
+        # The study, still empty. It has no sampler of ours, since each trial gets its own.
         place: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
         study = optuna.create_study(
-            direction="maximize" if search.mode == "max" else "minimize", sampler=sampler, **place
+            direction="maximize" if search.mode == "max" else "minimize", **place
         )
 
         # The trials of earlier calls, in their order, so that they get the same numbers in the
@@ -296,7 +295,7 @@ class TrialSearch(OptunaSearch):
                 study.enqueue_trial(space.encode(point))
 
         # OptunaSearch calls _sample for each trial that Ray Tune trains, queued ones first.
-        super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **place)
+        super().__init__(self._sample, metric=BEST, mode=search.mode, **place)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return nothing: a search resumes from its table, not from Ray's pickle of this object."""
@@ -305,8 +304,16 @@ class TrialSearch(OptunaSearch):
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a search resumes from its table."""
 
-    def _sample(self, trial: Any) -> dict[str, Any]:
-        """Return number and options of an Optuna trial."""
+    def _sample(self, trial: optuna.Trial) -> dict[str, Any]:
+        """Sample the options of a trial, and return them together with its number.
+
+        Args:
+            trial: Optuna's trial. If it was queued, as the points of a grid are, it has options
+                already, which are returned.
+        """
+        # Optuna samples the options when the space asks for them, with the sampler that its study
+        # has then. So the sampler of this trial can be set here.
+        trial.study.sampler = _make_sampler(self.search, trial.number)
         return {"number": trial.number, "options": self.search.space.suggest(trial)}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
