@@ -7,6 +7,7 @@ trained, or after the command was killed.
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -48,6 +49,7 @@ class ActiveRuns:
         processes: starts runs: ``LocalRuns`` on this machine, or ``RayRuns`` of a cluster.
         resources: CPUs and GPUs of a run.
         running: process or Ray task of a run in progress -> its job and its start time.
+        durations: durations in seconds of the runs that this call has finished.
         shared: (hash of the data options, whether test interactions are in it) -> the dataset, in
             the form in which processes get it.
     """
@@ -79,6 +81,8 @@ class ActiveRuns:
 
         # Process of a run in progress -> its job (run to train) and its start time, in seconds.
         self.running: dict[Any, tuple[Job, float]] = {}
+        # Seconds that each finished run took, from which the time left is estimated.
+        self.durations: list[float] = []
 
         # Datasets in the form in which processes get them, each made only once. The key is a hash
         # of the options of the data, and whether test interactions are in it.
@@ -204,6 +208,7 @@ class ActiveRuns:
         text = f"failed: {reason}"
         if status == DONE:
             seconds = time.monotonic() - start
+            self.durations.append(seconds)
             metric = self.scheduler.find_metric(job.fit.row)
             best_valid = facts.get("best_valid") or {}
             valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
@@ -219,7 +224,8 @@ class ActiveRuns:
 
         The display calls this from another thread, while :meth:`train` waits for runs to end.
 
-        The overview says how many runs are done, running and failed.
+        The overview says how many runs are done, running and failed, and estimates the time left,
+        for example ``17 of 51 runs done, 1 running, about 8 h left``.
         """
         # Copies, since the thread of :meth:`train` changes both.
         statuses = list(self.scheduler.status.values())
@@ -230,6 +236,9 @@ class ActiveRuns:
         states = [f"{statuses.count(DONE)} of {num_fits} runs done", f"{len(running)} running"]
         if num_failed:
             states.append(f"{num_failed} failed")
+        if self.durations and running:
+            seconds_left = self._estimate_seconds_left(num_fits - len(statuses), len(running))
+            states.append(f"about {format_duration(seconds_left)} left")
 
         # A line for each active run, with its epoch. The digest of its job names its folder.
         lines = [f"{self.scheduler.plan.title}: {', '.join(states)}"]
@@ -242,6 +251,18 @@ class ActiveRuns:
                 state = "waits for its process"
             lines.append(f"  {job.fit.name}: {state}, {duration}")
         return lines
+
+    def _estimate_seconds_left(self, num_left: int, num_running: int) -> float:
+        """Return an estimate of the seconds until all runs of the study have ended.
+
+        It assumes that every run takes as long as the finished runs of this call took on average,
+        and that as many runs are trained at a time as now.
+
+        Args:
+            num_left: number of runs that have not ended.
+            num_running: number of those that are in progress, at least one.
+        """
+        return statistics.mean(self.durations) * num_left / num_running
 
 
 def write_state(scheduler: Scheduler) -> None:
