@@ -94,8 +94,8 @@ def sum_past(
     with the time t_i of interaction i gives exp(-rate (t_i - t_j)).
 
     A product of all pairs i, j would cost t^2. So a history is cut into chunks of successive
-    interactions, such as 64 and 36 of t = 100. Pairs within a chunk are multiplied one by one;
-    older chunks are first summed up, each as a whole.
+    interactions, such as 64 and 36 of t = 100. Only within a chunk all pairs are multiplied. Each
+    older chunk is summed up first, and then read as a whole.
 
     Args:
         q, k: [b, h, t, f] queries and keys.
@@ -144,7 +144,7 @@ def _cut_into_chunks(x: Tensor, size: int) -> Tensor:
 def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return sum_j (q_i . k_j) v_j over all interactions j in earlier chunks than that of i.
 
-    The sum is q_i . S with the matrix S = sum_j k_j v_j^T, which is the same for all i of a chunk.
+    It is q_i times the matrix S = sum_j k_j v_j^T, which is the same for all i of a chunk.
 
     Args:
         q, k: [b, h, num_chunks, size, f] queries and keys of chunks of successive interactions.
@@ -164,11 +164,12 @@ def _sum_older_chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _sum_decayed_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -> Tensor:
     """Return sum_j exp(a_i - c_j) (q_i . k_j) v_j over all j in earlier chunks than that of i.
 
-    The sum over the j of a chunk is computed once for all i. With end_y for the last c of chunk y,
-    the factor exp(a_i - c_j) for i in chunk x and j in chunk y < x is the product of
+    The sum over the j of a chunk is computed once for all i, since (q_i . k_j) v_j is q_i times the
+    matrix k_j v_j^T. With end_y for the last c of chunk y, the factor exp(a_i - c_j) for i in chunk
+    x and j in an earlier chunk y is the product of
 
-        exp(end_y - c_j)            by which j counts in the sum of its chunk
-        exp(end_(x-1) - end_y)      from the end of that chunk to the end of the chunk before x
+        exp(end_y - c_j)            from j to the end of its chunk
+        exp(end_(x-1) - end_y)      from there to the end of the chunk before x
         exp(a_i - end_(x-1))        from there to i
 
     Args:
@@ -180,17 +181,17 @@ def _sum_decayed_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -
     Returns:
         [b, h, num_chunks, size, w].
     """
-    # ``_decay(x)`` is exp(x), at most 1. First each chunk is summed up as of its end,
-    # [b, h, num_chunks, f, w];
+    # First every chunk is summed up: sum_j exp(end - c_j) k_j v_j^T, [b, h, num_chunks, f, w].
+    # ``_decay(x)`` is exp(x), at most 1.
     end = c[..., -1:, :]  # [b or 1, h, num_chunks, 1, 1]
     state = (k * _decay(end - c, v.dtype)).transpose(-1, -2) @ v
 
-    # then, for each chunk, the sum of the states of all earlier chunks
+    # Then, for each chunk x, the states of all chunks y < x are added up by the second factor.
     previous_end = F.pad(end[:, :, :-1], (0, 0, 0, 0, 1, 0))  # end_(x-1); 0 for the first chunk
     factors = _decay_between_chunks(end.squeeze(-1), previous_end.squeeze(-1), v.dtype)
     older = (factors @ state.flatten(3)).view_as(state)  # each state as a row of f w numbers
 
-    # and from there to i
+    # Last, every i multiplies its query by the third factor, and by this sum.
     return (q * _decay(a - previous_end, v.dtype)) @ older
 
 
@@ -301,8 +302,8 @@ class FuXiLinear(AttentionPosition):
         self.sizes = _share_out_columns(dimensions.head_size, channel_share)
         _, _, time_columns = self.sizes
 
-        # Content: the parameters r of the heads' factors, g = exp(-softplus(r)) in the first head;
-        # :meth:`_sum_by_content` has those of the others.
+        # Content: a number r for each head, from which :meth:`_sum_by_content` computes g. In the
+        # first head g is exp(-softplus(r)).
         self.raw_decay = nn.Parameter(torch.zeros(h))
 
         # Order: p of the n positions, [n, size], at first sines and cosines; alpha and beta.
