@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, SMALL, small
+from conftest import CROSS_ENTROPY, SMALL, fork, small
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -160,6 +162,15 @@ def test_the_command_writes_the_table(runs: dict[str, Path], tmp_path: Path, cap
         refused(["recommend", run_dir, *words], named)
     refused(["recommend", tmp_path], "run folder")
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_command_ends_in_silence_when_nobody_reads_it(runs: dict[str, Path]) -> None:
+    """As after `| head`."""
+    unread, stdout = os.pipe()
+    os.close(unread)
+    ended = fork(lambda: main(["similar", str(runs["PosSASRec"]), "i1"]), stdout)
+    os.close(stdout)
+    assert ended.returncode == 128 + signal.SIGPIPE and not ended.stderr
 
 
 # --- histories ---

@@ -7,6 +7,7 @@ becomes one line on stderr; ``--debug`` shows the traceback instead.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -33,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: words of the command line; those of this process when None.
 
     Returns:
-        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C) or 143 (SIGTERM).
+        The exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 141 (nobody reads
+        the output) or 143 (SIGTERM).
     """
     words = sys.argv[1:] if argv is None else list(argv)
 
@@ -46,11 +48,17 @@ def main(argv: list[str] | None = None) -> int:
     with _interrupt_on_sigterm() as terminated:
         try:
             _run_command(words)
+            print(end="", flush=True)  # raises BrokenPipeError now, and not at exit
             return 0
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
             # 143 if SIGTERM has caused it, and 130 after Ctrl-C.
             return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
+        except BrokenPipeError:
+            # Nothing reads the output any more (`| head`). Python still writes the rest of it at
+            # exit, which would fail again, so send that to nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
         except Exception as error:
             if "--debug" in words:
                 raise
