@@ -491,8 +491,8 @@ class PosConfig(Config):
         """Raise an UnknownKey for an option that the user has set although it has no effect here.
 
         An example is ``fusion`` with a position scheme that fuses nothing. Options with their
-        default are not refused, nor those that the user has not set for this run alone, see
-        :meth:`_is_set_by_user`.
+        default are not refused, nor those from places that are written for several models, such as
+        a preset (:meth:`_is_set_by_user`).
         """
         # All values of this run, and their defaults. ``flatten_options`` adds the keys of mappings
         # as options of their own, such as ``eval_args.target``.

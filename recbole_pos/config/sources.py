@@ -323,7 +323,7 @@ def select_parts(
     for part in _read_parts(content, file):
         # ``model`` and the like decide which parts a run reads, and so cannot stand in a part.
         misplaced = _NOT_UNDER_FOR & part.options.keys()
-        # Nor can ``position``, if it decides whether the run reads this part: for a scheme.
+        # Nor can ``position`` in a part for a scheme: it decides whether a run reads the part.
         is_for_scheme = any(name in SCHEMES for name in part.names)
         if is_for_scheme and "position" in part.options:
             misplaced.add("position")

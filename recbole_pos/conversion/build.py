@@ -203,6 +203,7 @@ def read_interactions(
         form = "order of the rows of each user, no time"
         times = pa.chunked_array([pa.array(seconds)])
 
+    # ``faults``: reason, such as "no user" -> [rows] bool, whether it holds for each row
     faults = _find_faults(roles, user, item, times.is_null().to_numpy(), seconds)
     rows, dropped = _drop_faulty_rows(table.num_rows, faults)
     if not len(rows):
@@ -512,6 +513,7 @@ class Builder:
         return convert_cells(cells, kind, column, self.args.decimal)
 
     def _report_left_out(self, source: Source, column: str, reason: str) -> None:
+        """Add a column that does not become a field to the report, with the reason."""
         entry = Column(column, source.path.name, notes=[reason], loaded=False)
         self.report.columns.append(entry)
 

@@ -221,7 +221,7 @@ def _remove_missing_words(cells: Cells, words: Sequence[str]) -> Cells:
     The result has a note for the report, such as "'NaN', 'null' read as missing".
 
     Args:
-        cells: the column, as codes of its different ``texts``.
+        cells: the column; ``texts`` are its different texts.
         words: the words for a missing value.
     """
     # Find which of the different texts are such words, and name up to four of these in the note.
@@ -229,7 +229,8 @@ def _remove_missing_words(cells: Cells, words: Sequence[str]) -> Cells:
     examples = ", ".join(map(repr, cells.texts.filter(is_missing).to_pylist()[:4]))
     note = f"{examples} read as missing" if examples else ""
 
-    # Replace these words by an empty text, which stands for a missing cell.
+    # Replace each of the different texts: a word by an empty text, which stands for a missing cell,
+    # and any other text by itself.
     new_texts = pc.if_else(is_missing, "", cells.texts)
     return cells.recode(new_texts, cells.kind, note)
 
@@ -313,8 +314,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     if not len(values):
         return cells.as_kind("token")
 
-    # Numbers that are names: those of a column such as shop_id (the pattern _ID), and postal codes
-    # such as 01234. ``read_ids`` makes 17 of an id 17.0.
+    # Names: all values of a column that is called like shop_id (the pattern _ID), and numbers with
+    # leading zeros, such as the postal code 01234. ``read_ids`` makes 17 of an id 17.0.
     is_called_id = _ID.search(re.sub(r"\W+", "_", column.lower())) is not None
     if is_called_id or _any_match(values, _LEADING_ZERO):
         return read_ids(cells).as_kind("token")
@@ -365,8 +366,9 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             )
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence is one text with INNER, a control character, between its values. Cells of lists are
-    # such texts already, and have the kind of a sequence, maybe the other one.
+    # A sequence is one text with INNER, a control character, between its values. Lists are such
+    # texts already, and have the kind token_seq or float_seq, in place of which the user may set
+    # the other one.
     if not cells.kind.endswith("_seq"):
         cells = cells.recode(_mark_values(cells.texts), kind)
     if kind == "float_seq":
@@ -454,8 +456,8 @@ def explain_useless(cells: Cells) -> str:
     """Return why a field is of no use to a model; an empty text if it may be of use.
 
     Of no use is a field without any value, and one of names that are nearly all distinct, such as
-    titles. In numbers: at least 100 cells have a name (``_UNIQUE_ROWS``), and there are more than
-    90% as many distinct names (``_UNIQUE_SHARE``).
+    titles: at least 100 cells have a name (``_UNIQUE_ROWS``), and the number of distinct names is
+    more than 90% of the number of these cells (``_UNIQUE_SHARE``).
 
     Args:
         cells: the values of the field: a code for each distinct one, 0 where it is missing.
@@ -465,7 +467,7 @@ def explain_useless(cells: Cells) -> str:
         return "it is empty"
     num_distinct = cells.different
     are_distinct = num_filled >= _UNIQUE_ROWS and num_distinct > _UNIQUE_SHARE * num_filled
-    return "nearly every one is another" if are_distinct and cells.kind == "token" else ""
+    return "nearly all values are distinct" if are_distinct and cells.kind == "token" else ""
 
 
 # --- columns that say something of items or users ---
@@ -566,7 +568,8 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     if is_flag:
         cells = replace(cells, codes=cells.codes + 1)
 
-    # Two random cells both have a certain value with the probability (share of the value)^2.
+    # Two random cells both have a certain value with the probability (share of its cells)^2. They
+    # are equal with the sum of this over all values, and differ otherwise.
     counts = np.bincount(cells.codes)[1:]  # cells with each code but 0, which is empty
     chance = 1 - float(((counts / counts.sum()) ** 2).sum()) if len(counts) else 0.0
 

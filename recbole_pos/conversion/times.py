@@ -172,8 +172,8 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[np.ndarray, 
         [rows] seconds: NaN for missing numbers, and, if the unit is guessed, for those outside 1978
         to 2033, such as 0; and the form in words, such as ``epoch seconds``.
     """
-    # Find the cells that are epochs: all finite numbers or, if the unit is guessed, those in the
-    # usual years.
+    # Find the cells that are epochs: all finite numbers or, if the unit is guessed, those of them
+    # in the years 1978 to 2033.
     values = column.fill_null(0).to_numpy()
     is_epoch = np.isfinite(values) & ~column.is_null().to_numpy(zero_copy_only=False)
     if unit is None and is_epoch.any():

@@ -121,8 +121,9 @@ class Lines:
             reason: {"lines": count, "first": places[reason][:MAX_LISTED]}
             for reason, count in counts.items()
         }
+        num_kept = num_read - counts.total()
         lost = [reason for reason in counts if reason not in (EMPTY_LINE, unused)]
-        return cls(str(source.path), num_read, num_read - counts.total(), by_reason, lost)
+        return cls(str(source.path), num_read, num_kept, by_reason, lost)
 
     @property
     def num_lost(self) -> int:

@@ -48,8 +48,8 @@ class TextForm:
 def find_form(path: Path, num_skipped: int) -> TextForm | None:
     """Count the lines of a text file, to check later that DuckDB has read each of them as a row.
 
-    Counted are all lines, empty lines, which DuckDB leaves out, and lines that end with a tab: if
-    such a line has a cell too many, an empty one, DuckDB drops it without a word.
+    It counts all lines; empty lines, which DuckDB leaves out; and lines that end with a tab, and so
+    with an empty cell. If this cell is one too many, DuckDB drops it without an error.
 
     Args:
         path: the file.
