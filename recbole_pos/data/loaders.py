@@ -149,9 +149,8 @@ class WindowLoader:
     def _make_batches(self) -> list[np.ndarray]:
         """Distribute the training windows over the batches of this epoch, at random.
 
-        Some models need all windows of a user in the same batch: these are a group then. For all
-        other models every window is a group of its own. So this distributes groups, and replaces
-        them by their windows at the end.
+        What is distributed are groups: windows that must come in the same batch, such as all of a
+        user. For most models every window is a group of its own.
 
         Returns:
             For each batch the indices of its windows, [k] int64.
@@ -159,23 +158,16 @@ class WindowLoader:
         # ``groups`` is a table with a row for each group: how many windows and inputs it has.
         # ``windows_by_group`` has the indices of its windows; None if group i is window i.
         groups, windows_by_group = self._group_windows()
+        num_windows, num_inputs = groups["windows"].to_numpy(), groups["inputs"].to_numpy()
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(groups)) if self.shuffle else np.arange(len(groups))
 
-        # Cut the groups, in this order, into pools of about as many windows as ``pool_size``
-        # batches have. For example, pools of 100 windows: groups with [60, 50, 70] windows have [0,
-        # 60, 110] windows before them, so they go to the pools [0, 0, 1].
-        num_windows = groups["windows"].to_numpy()[order]
-        num_before = np.cumsum(num_windows) - num_windows
-        pool_by_group = num_before // (self.batch_size * self.pool_size)
-        pools = _split_where_different(order, pool_by_group)
-
-        # Cut each pool into batches of groups, in which windows are about equally long. Cut batches
-        # of more than ``max_inputs`` inputs into smaller ones. Then shuffle the batches.
-        batches = [batch for pool in pools for batch in self._cut_pool(pool, groups.iloc[pool])]
-        if self.max_inputs is not None:
-            num_inputs = groups["inputs"].to_numpy()
-            batches = [part for batch in batches for part in self._limit_inputs(batch, num_inputs)]
+        # Cut the groups, in this order, into pools; each pool into batches, in which windows are
+        # about equally long; and batches with more than ``max_inputs`` inputs into smaller ones.
+        batches: list[np.ndarray] = []
+        for pool in self._cut_into_pools(order, num_windows[order]):
+            for batch in self._cut_into_batches(pool, groups.iloc[pool]):
+                batches += self._limit_inputs(batch, num_inputs)
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
 
@@ -184,12 +176,29 @@ class WindowLoader:
             return batches
         return [np.concatenate([windows_by_group[i] for i in batch]) for batch in batches]
 
-    def _cut_pool(self, pool: np.ndarray, sizes: pd.DataFrame) -> list[np.ndarray]:
+    def _cut_into_pools(self, groups: np.ndarray, num_windows: np.ndarray) -> list[np.ndarray]:
+        """Cut groups, in their order, into pools with about the windows of ``pool_size`` batches.
+
+        For example, a pool has 100 windows. Groups with [60, 50, 70] windows have [0, 60, 110]
+        windows before them, so they go to the pools [0, 0, 1].
+
+        Args:
+            groups: [n] numbers of the groups.
+            num_windows: [n] how many windows each has.
+
+        Returns:
+            For each pool the numbers of its groups.
+        """
+        num_before = np.cumsum(num_windows) - num_windows
+        pool_by_group = num_before // (self.batch_size * self.pool_size)
+        return _split_where_different(groups, pool_by_group)
+
+    def _cut_into_batches(self, pool: np.ndarray, sizes: pd.DataFrame) -> list[np.ndarray]:
         """Cut a pool of groups into batches, each with about ``batch_size`` windows.
 
-        The groups are sorted by length first, so that windows of a batch are about as long, and cut
-        into batches of about as many targets each. Without shuffling, or where a pool is one batch
-        (``pool_size`` 1), they stay in their order, about as many in each batch.
+        The groups are sorted by length first, so that the windows of a batch are about equally
+        long, and cut into batches with about equal numbers of targets. Without shuffling, or with
+        ``pool_size`` 1, they stay in their order, and batches have about equal numbers of groups.
 
         Args:
             pool: [n] numbers of groups.
@@ -208,6 +217,8 @@ class WindowLoader:
     def _limit_inputs(self, batch: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
         """Cut a batch into smaller ones, each of at most ``max_inputs`` inputs or of one group.
 
+        If there is no limit (``max_inputs`` is None), the batch stays as it is.
+
         Args:
             batch: [k] numbers of the groups in the batch.
             num_inputs: [groups] number of inputs of every group.
@@ -215,11 +226,13 @@ class WindowLoader:
         Returns:
             For each smaller batch the numbers of its groups.
         """
+        if self.max_inputs is None or len(batch) == 1:
+            return [batch]
+        total = int(num_inputs[batch].sum())
+        if total <= self.max_inputs:
+            return [batch]
         # ``_split_evenly`` cuts the groups, in their order, into parts of about as many inputs
         # each. One that still has too many, since groups are not of equal size, is cut again.
-        total = int(num_inputs[batch].sum())
-        if total <= self.max_inputs or len(batch) == 1:
-            return [batch]
         cuts = _split_evenly(batch, num_inputs[batch], math.ceil(total / self.max_inputs))
         return [part for cut in cuts for part in self._limit_inputs(cut, num_inputs)]
 
@@ -262,19 +275,20 @@ class WindowLoader:
         if self._gatherer.device != device and prepare is None:
             if fits_on_device(device, self.log, self.windows, self.features):
                 self._gatherer = self._make_gatherer(device)
-        batches = iter(self)
         if self._gatherer.device == device:
-            yield from batches
+            yield from self
             return
 
-        # Else make the batches on the host. ``prefetch`` lets a thread make the next batch while
-        # the model uses this one. It is not for several processes: making the next batch replaces
-        # the counts of targets in the shard, by which they still weight the loss of this batch.
+        # Else the batches are made on the host, and copied to the device at the end.
+        batches = iter(self)
         if prepare is not None:
             batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        if self.shard.is_alone:  # there is only one process
+        # If there is only one process, a thread makes the next batch while the model uses this one.
+        # With several, the shard keeps the number of targets of one batch, which weights its loss.
+        # To make the next batch early would replace that number too early.
+        if self.shard.is_alone:
             batches = prefetch(batches)
         for batch in batches:
             yield batch.to(device)
@@ -356,11 +370,19 @@ class RowLoader(TrainDataLoader):
         a batch of the numbers of its rows, so it is replaced by a function that gives it only the
         numbers of this share. Nothing changes if there is only one process, or if the loader was
         divided before.
+
+        Raises:
+            UsageError: if the option ``worker`` asks for worker processes to make batches.
         """
         if shard.is_alone or not self.shard.is_alone:
             return
-        if self.num_workers:  # they would count the targets of a batch in processes of their own
-            raise UsageError("worker: with nproc batches are made in each process; expected 0")
+        # ``shard.take`` also stores the number of targets of a batch, by which its loss is
+        # weighted. A worker process would store it in a copy of the shard, and training not see it.
+        if self.num_workers:
+            raise UsageError(
+                f"worker: found {self.num_workers}, expected 0 with nproc: each process makes its "
+                "batches itself"
+            )
         collate, self.shard = self.collate_fn, shard
         self.collate_fn = lambda index: collate(shard.take(index))
 
@@ -442,7 +464,7 @@ def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.nda
         names: [users] name of each user by id.
         num_users: size of the sample.
     """
-    # For the user ann it is that of the text "valid ann" (PHASES[VALID] is the word valid).
+    # The number of the user ann is the digest of the text "valid ann": PHASES[VALID] is "valid".
     ids = np.unique(users)
     texts = (f"{PHASES[VALID]} {name}" for name in names[ids].tolist())
     digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
@@ -478,9 +500,12 @@ def make_training_loader(
         )
     if augmentation != "all_positions":
         loader = RowLoader(config, train, _make_sampler(config, train), shuffle=config["shuffle"])
-        loader.requirements = requirements
+        loader.requirements = requirements  # RecBole's constructor does not take them
         return loader
-    # In a model that is not causal, the state at a position has seen the interactions after it.
+
+    # ``train_windows`` says how histories are cut into windows: ``prefix`` gives a target only to
+    # the newest input of a window, all other values to earlier ones, too. A model that is not
+    # causal would see the targets of these, which come later in the same window.
     if not requirements.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "

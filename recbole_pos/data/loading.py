@@ -108,7 +108,7 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
     "logs") if it has the dataset shop, with the file logs/shop/shop.inter.
 
     If a process was killed while it replaced the folder of this dataset by a new one, the
-    replacement is finished first: whoever reads a dataset begins here.
+    replacement is finished first.
 
     Args:
         dataset: a name, or a path, which starts in ``data_path`` or in the working directory.
@@ -118,21 +118,34 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
         name: name of the dataset; ``dataset`` as it is if the path has no dataset.
         folder: the folder that holds it; None for a name, or if the path has no dataset.
     """
+    # The two folders that may be meant.
     candidates = (Path(data_path) / dataset, Path(dataset))
     for path in candidates:
         finish_replacement(path)
+
+    # A text without a separator of folders is a name.
     is_name = Path(dataset).name == dataset and dataset not in ("", ".", "..")
     if is_name:
         return dataset, None
 
+    # Of a path, take the first of these folders that holds a dataset.
     for path in candidates:
-        folder = path if path.name else path.resolve()  # the path . has no name by itself
-        name = folder.name
-        # The interactions are in one file, or in one for each part (``benchmark_filename``).
-        has_file = find_atomic_file(folder, name, "inter").exists()
-        if name and (has_file or any(folder.glob(f"{glob.escape(name)}.*.inter*"))):
-            return name, str(folder.parent)
+        folder = path if path.name else path.resolve()  # the path . has an empty name
+        if _holds_dataset(folder):
+            return folder.name, str(folder.parent)
     return dataset, None
+
+
+def _holds_dataset(folder: Path) -> bool:
+    """Return whether a folder has files of interactions that are named after it.
+
+    A folder shop has the file shop.inter, or one for each part of a split, such as shop.train.inter
+    (``benchmark_filename``).
+    """
+    name = folder.name
+    has_file = find_atomic_file(folder, name, "inter").exists()
+    has_parts = any(folder.glob(f"{glob.escape(name)}.*.inter*"))
+    return name != "" and (has_file or has_parts)  # the root of the file system has no name
 
 
 def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> None:
@@ -160,12 +173,13 @@ def _explain_missing(dataset: str, folder: Path) -> UsageError:
         dataset: what the user gave as the dataset: a name or a path.
         folder: the folder in which the dataset should be.
     """
-    # The datasets in the folder that the user gave, if it is one that holds datasets; else those
-    # beside the folder in which this one should be.
-    found = _list_datasets(Path(dataset)) or _list_datasets(folder.parent)
+    # For the folder data/shop, the dataset is shop, and datasets are in data. A user may also have
+    # given a folder of several datasets in place of one of them; then these are named.
+    name, data_path = folder.name, folder.parent
+    found = _list_datasets(Path(dataset)) or _list_datasets(data_path)
     return UsageError(
-        f"dataset {shown(dataset)} not found: there is no {folder / folder.name}.inter"
-        f"{suggest(folder.name, found)}; -d takes the name or the folder of a dataset, and "
+        f"dataset {shown(dataset)} not found: there is no {folder / name}.inter"
+        f"{suggest(name, found)}; -d takes the name or the folder of a dataset, and "
         f"--data_path the folder that holds its folder (found there: {listed(found) or 'none'})."
         " `recbole-pos convert FILE --name NAME` makes a dataset of a csv, json or parquet file"
     )

@@ -154,42 +154,45 @@ def convert_to_numbers(
             of users and items by id.
         missing: field of type float -> which of its cells had no number, if there are any.
     """
-    # ``ids``: (table, field) -> the id in each row of the file, or an array of ids for each row of
-    # a field of lists.
+    # ``ids``: (table, field of tokens) -> the ids in the cells of this column, by row of the file.
     names, ids = _number_all_names(tables, known)
+    keys = key_fields(config)  # the fields of names: user -> user_id, item -> item_id
     columns: dict[str, Columns] = {}
     missing: dict[str, np.ndarray] = {}
     for table_name, table in tables.by_name().items():
         # Interactions stay in the order of the file (``rows`` is None). A table of users or items
         # is put in the order of ids: rows[i] is the row of id i in the file, or -1 if it has none.
         # For example, there are 4 ids, 0 to 3, and the file has id 3 in row 0 and id 1 in row 1.
-        # Then ``rows`` is [-1, 1, -1, 0].
+        # Then ``rows`` is [-1, 1, -1, 0], and the column of ids becomes [0, 1, 2, 3].
         rows, converted = None, {}
-        key = key_fields(config).get(table_name)
-        if key is not None:
+        if table_name in keys:
+            key = keys[table_name]
             rows = np.full(len(names[key]), -1)
             rows[ids[table_name, key]] = np.arange(len(table))
             converted[key] = torch.arange(len(rows))
 
-        # ``_pick`` returns the cells of these rows. Where there is no row, a number is missing
-        # (NaN), and a token is 0, which stands for none.
-        for field in table.columns.drop(key, errors="ignore"):
+        # Convert the other columns, of which ``_take_cells`` takes these rows. Where there is no
+        # row, a token is 0, which stands for none, and a number is missing (NaN).
+        for field in table.columns:
+            if field in converted:
+                continue
             kind = tables.kinds[field]
-            if kind == "float":
-                numbers = _pick(table[field].to_numpy(), rows)
+            has_tokens = kind.startswith("token")
+            cells: Any = ids[table_name, field] if has_tokens else table[field].to_numpy()
+            if kind == "token":
+                converted[field] = torch.from_numpy(_take_cells(cells, rows, none=0))
+            elif kind == "float":
+                numbers = _take_cells(cells, rows, none=np.nan)
                 converted[field], is_missing = _convert_numbers(numbers, field, config)
                 if is_missing.any():
                     missing[field] = is_missing
-            elif kind == "token":
-                converted[field] = torch.from_numpy(_pick(ids[table_name, field], rows, none=0))
             else:  # lists of ids or of numbers
-                lists = ids[table_name, field] if kind == "token_seq" else table[field]
-                converted[field] = _convert_lists(lists, rows, field, kind, config)
+                converted[field] = _convert_lists(cells, rows, field, kind, config)
         columns[table_name] = converted
     return names, columns, missing
 
 
-def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> np.ndarray:
+def _take_cells(cells: np.ndarray, rows: np.ndarray | None, none: float) -> np.ndarray:
     """Return the cells of given rows.
 
     Args:

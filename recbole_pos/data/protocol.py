@@ -159,29 +159,34 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     are copies of training interactions or older than these.
 
     Args:
-        summary: counts of the split, each by phase, such as {"train": 9, "valid": 1, "test": 1};
-            see :func:`~recbole_pos.data.targets.make_split`.
+        summary: counts of the split. Read are ``copies`` (of interactions), ``targets`` and
+            ``copied_targets``, each by phase, such as {"train": 9, "valid": 1, "test": 1}; and
+            ``leaks``, kind of leak -> such counts of valid and test. It has ``leaks`` only if the
+            user gives a file for each part.
     """
     # Exact copies.
     warnings = []
-    targets, num_copies = summary["targets"], sum(summary["copies"].values())
+    num_copies = sum(summary["copies"].values())
     if num_copies:
-        copied = {phase: summary["copied_targets"][phase] for phase in ("valid", "test")}
-        phrases = [
-            f"{n:,} of {targets[phase]:,} {phase} targets" for phase, n in copied.items() if n
-        ]
+        phrases = []
+        for phase in ("valid", "test"):
+            num_copied, num_targets = summary["copied_targets"][phase], summary["targets"][phase]
+            if num_copied:
+                phrases.append(f"{num_copied:,} of {num_targets:,} {phase} targets")
         warnings.append(
             f"{num_copies:,} interactions are exact copies of an earlier one (user, "
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    # Leaks, which are looked for only if the user gives a file for each part, which may be wrong.
+
+    # Leaks, in files that the user gives.
     if "leaks" not in summary:
         return warnings
-    for leak, text in (
-        ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
-        ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
-    ):
+    texts = {
+        "in_earlier_part": "are in an earlier file as well (user, item, time)",
+        "before_earlier_part": "are earlier than an interaction of their user in an earlier file",
+    }
+    for leak, text in texts.items():
         phrases = [f"{n:,} {phase}" for phase, n in summary["leaks"][leak].items() if n]
         if phrases:
             warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")

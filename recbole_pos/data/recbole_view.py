@@ -86,7 +86,8 @@ class RecBoleView(SequentialDataset):
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             # A sequential model gets a history in each row. RecBole's ``_aug_presets`` names the
             # histories of each field in ``inter_feat``: ``item_id_list_field`` = "item_id_list".
-            # It must come first, since the new rows have fields that need no such name.
+            # It is called before ``inter_feat`` is replaced: rows with histories have further
+            # fields, such as item_id_list, for which it would make names, too.
             self._aug_presets()
             self.inter_feat = self._make_rows_with_history()
         elif phase is not None:
@@ -140,8 +141,8 @@ class RecBoleView(SequentialDataset):
         training, the option ``augmentation: none`` leaves each user only the newest of them. A view
         of the whole dataset (``phase`` is None) has all interactions but the first of each user.
         """
-        # The interactions, in the form that RecBole's models read: the columns of ``inter_feat``,
-        # where a number x of a field that RecBole embeds is the pair (x, 1).
+        # ``inter_feat`` still has all interactions, as the constructor has set it. Its columns are
+        # those of the log, in the form in which RecBole's models read numbers (see ``_pair``).
         data, config = self.data, self.config
         log = replace(data.log, fields=self.inter_feat.interaction)
         return PrefixRows(
@@ -185,17 +186,17 @@ class RecBoleView(SequentialDataset):
     def join(self, df: Interaction) -> Interaction:
         """Return rows with the columns of the tables of users and items added, as RecBole does.
 
-        Columns of ``user_features`` that the rows have already stay as they are: where a number is
-        missing they have NaN, which models recognise, while RecBole's table has the mean.
+        Rows may have columns of ``user_features`` already, with NaN where a number is missing. They
+        keep these: RecBole would replace them by those of its table, which has the mean for NaN.
 
         Args:
             df: rows with ids of users and items, as RecBole's Interaction.
         """
-        # Put the columns that the rows had back over those that RecBole has added.
+        # RecBole's ``join`` replaces such columns, so they are put back.
         names = read_feature_names(self.config, "user_features")
-        gathered = {name: df[name] for name in names if name in df}
+        own_columns = {name: df[name] for name in names if name in df}
         joined = super().join(df)
-        joined.interaction.update(gathered)
+        joined.interaction.update(own_columns)
         return joined
 
     @property
@@ -324,16 +325,17 @@ class PrefixRows(Interaction):
         Args:
             index: name of a field; or a slice or array of the numbers of rows.
         """
-        # Fields of the targets, whose rows in the log are ``target``, and the lengths of histories
-        # are read without computing the histories. Any other field is a column of all rows, which
-        # ``_gather`` computes.
-        if isinstance(index, str):
-            if index in self.log.fields:
-                return self.log.fields[index][self.target]
-            if index == self.length_field:
-                return self.target - self._find_start(self.target)
-            return self._gather(slice(None))[index]
-        return self._gather(index)
+        if not isinstance(index, str):
+            return self._gather(index)
+
+        # Two kinds of fields need no histories: those of the targets, which are in the rows
+        # ``target`` of the log, and the length of each history. A history has the rows of the log
+        # from its start up to its target, excluded.
+        if index in self.log.fields:
+            return self.log.fields[index][self.target]
+        if index == self.length_field:
+            return self.target - self._find_start(self.target)
+        return self._gather(slice(None))[index]
 
     def _gather(self, index: Any) -> Interaction:
         """Compute some rows: the interactions to be predicted, each with the history before it.

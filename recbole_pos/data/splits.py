@@ -86,22 +86,22 @@ def split_log(
         return split_sessions(log, value)
 
     # Both other kinds split each user alone, so that a chunk of users at a time saves memory. For
-    # each interaction, ``count_targets`` gives how many possible targets its user has: in all, and
-    # up to the interaction. These two arrays are the first two arguments of ``split_users``.
+    # each interaction, count the possible targets of its user: in all, and up to the interaction.
     split_users = leave_last_out if kind == "LS" else split_by_ratio
     part = np.empty(len(log), dtype=np.int8)
     for rows, chunk in log.iterate_chunks():
-        part[rows] = split_users(*chunk.count_targets(is_possible[rows]), value)
+        num_targets, num_until = chunk.count_targets(is_possible[rows])
+        part[rows] = split_users(num_targets, num_until, value)
     return part, []
 
 
 def leave_last_out(num_targets: np.ndarray, num_until: np.ndarray, value: Any) -> np.ndarray:
     """Hold out the last targets of each user for test, the ones before them for validation.
 
-    A user with too few targets keeps one for training, then has those of the test, then those of
-    validation. An interaction that cannot be a target belongs to the part of the target before it.
-    For example, with one target held out for each part, a user whose interactions are
-    [no target, target, target, target] has the parts [TRAIN, TRAIN, VALID, TEST].
+    A user with too few targets for all parts keeps one for training; test comes next, validation
+    last. An interaction that cannot be a target belongs to the part of the target before it. For
+    example, with one target held out for each part, a user whose interactions are [no target,
+    target, target, target] has the parts [TRAIN, TRAIN, VALID, TEST].
 
     Args:
         num_targets: [interactions] number of possible targets of the interaction's user; above,
@@ -114,12 +114,14 @@ def leave_last_out(num_targets: np.ndarray, num_until: np.ndarray, value: Any) -
     Returns:
         [interactions] int8 of TRAIN, VALID and TEST.
     """
-    # How many targets each user really gives to test, and then to validation.
+    # How many targets the user of each interaction gives to test, and then to validation.
     num_valid, num_test = _read_held_out(value)
-    num_test = np.minimum(num_test, np.maximum(num_targets - 1, 0))
-    num_valid = np.minimum(num_valid, np.maximum(num_targets - 1 - num_test, 0))
+    num_spare = np.maximum(num_targets - 1, 0)  # one stays for training
+    num_test = np.minimum(num_test, num_spare)
+    num_valid = np.minimum(num_valid, num_spare - num_test)
 
-    # Test is where fewer than ``num_test`` targets of the user follow, validation comes before it.
+    # How many targets of the user come after each interaction: above, [3, 2, 1, 0]. Below 2 it is
+    # held out, for validation at first; below 1, the number for test, it is of test.
     num_later = num_targets - num_until
     part = np.full(len(num_until), TRAIN, dtype=np.int8)
     part[num_later < num_test + num_valid] = VALID
@@ -179,13 +181,15 @@ def split_by_ratio(
     num_test = (test_share * num_targets).astype(int)
     num_train = num_targets - num_valid - num_test
 
-    # Where a share is less than one target, as 0.1 of 5, the part gets one target from training,
-    # if that keeps at least one; test comes first. The three arrays are changed in place.
-    for counts, share in ((num_test, test_share), (num_valid, valid_share)):
-        exact = share * num_targets
-        is_raised = (num_train > 1) & (exact > 0) & (exact < 1)
-        counts += is_raised
-        num_train -= is_raised
+    # Where a share is less than one target, and so was rounded to none, the part gets one target
+    # from training, if that keeps at least one; test comes first. For example, of 5 targets the
+    # ratios [8, 1, 1] give 0.5 to test: it gets 1, and training has 4. Then validation gets 1, and
+    # training has 3. With 2 targets only test gets one. The arrays are changed in place.
+    for num_of_part, share in ((num_test, test_share), (num_valid, valid_share)):
+        unrounded = share * num_targets
+        gets_one = (unrounded > 0) & (unrounded < 1) & (num_train > 1)
+        num_of_part += gets_one
+        num_train -= gets_one
 
     part = np.full(len(num_until), TRAIN, dtype=np.int8)
     part[num_until > num_train] = VALID
@@ -211,26 +215,30 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
     Raises:
         UsageError: if ``value`` holds no such boundaries, or a part would be empty.
     """
-    # The boundaries as times. With ``side`` left, a time that equals a boundary belongs to the part
-    # before it; with right, to the part after it.
+    # The boundaries as times. Those in ``value`` must ascend. (The times of two quantiles may still
+    # be equal, which leaves no interaction between them and is refused below.)
     bounds = list(value) if isinstance(value, (list, tuple)) else []
-    side: Literal["left", "right"]
-    if bounds and all(is_number(bound) and 0 < bound < 1 for bound in bounds):
-        boundaries, side = np.quantile(times, bounds), "left"
-        is_valid = (np.diff(bounds) > 0).all()  # two quantiles may be the same time
+    are_quantiles = bool(bounds) and all(is_number(bound) and 0 < bound < 1 for bound in bounds)
+    if are_quantiles:
+        boundaries = np.quantile(times, bounds)
+        are_ascending = (np.diff(bounds) > 0).all()
     else:
-        boundaries, side = _read_times(bounds, time_unit), "right"
-        is_valid = (np.diff(boundaries) > 0).all()
-    if len(boundaries) not in (1, 2) or not is_valid:
+        boundaries = _read_times(bounds, time_unit)
+        are_ascending = (np.diff(boundaries) > 0).all()
+    if len(boundaries) not in (1, 2) or not are_ascending:
         raise UsageError(
             "eval_args.split.GT: expected one or two boundaries, each above the one before: "
             "quantiles such as [0.95, 0.97], dates such as ['2024-01-25', '2024-02-05'], or times "
             f"as in the time field; found {shown(value)}"
         )
 
-    # The number of boundaries before a time, 0, 1 or 2, says which of the parts it is in.
+    # For each time count the boundaries that lie before it: 0, 1 or 2, the place in ``parts``. With
+    # side "left" a boundary that equals the time is not counted: the time is still in the part
+    # before it. With "right" it is counted, and the time is in the part after it.
     parts = [TRAIN, VALID, TEST] if len(boundaries) == 2 else [TRAIN, TEST]
-    part = np.array(parts, np.int8)[np.searchsorted(boundaries, times, side=side)]
+    side: Literal["left", "right"] = "left" if are_quantiles else "right"
+    places = np.searchsorted(boundaries, times, side=side)
+    part = np.array(parts, np.int8)[places]
 
     for phase in parts:
         if not (part == phase).any():
@@ -395,25 +403,26 @@ def find_recent_sessions(
         counts: numbers of sessions: those that remain as ``train``, ``valid`` and ``test``; those
             that do not as ``left_out``.
     """
-    # All sessions in the order of their last times: id, and part, which is the same for all
-    # interactions of a session, so that it is read from the first of them.
+    # The ids of all sessions, in the order of their last times, and the part of each. It is that of
+    # the session's first interaction, which is in row ``offsets[id]`` of the log.
     sessions = _order_sessions(log)
     parts = part[log.offsets[sessions]]
 
-    # Of the training sessions keep the last ones in this order.
-    is_kept = np.ones(len(sessions), dtype=bool)
+    # Leave out all training sessions but the newest.
+    left_out = sessions[:0]  # none
     if train_fraction is not None:
-        train_places = np.flatnonzero(parts == TRAIN)
-        num_kept = max(math.floor(read_fraction(train_fraction) * len(train_places)), 1)
-        is_kept[train_places[:-num_kept]] = False
+        train_sessions = sessions[parts == TRAIN]
+        num_kept = max(math.floor(read_fraction(train_fraction) * len(train_sessions)), 1)
+        left_out = train_sessions[:-num_kept]
 
-    # The interactions of the sessions that are kept; ``log.lengths`` has their number by id.
-    is_kept_by_id = np.zeros(len(log.lengths), dtype=bool)
-    is_kept_by_id[sessions] = is_kept
+    # Repeat this for the interactions of each session, of which ``log.lengths`` is the number.
+    is_kept_by_id = np.ones(len(log.lengths), dtype=bool)
+    is_kept_by_id[left_out] = False
     is_left = np.repeat(is_kept_by_id, log.lengths)
 
-    counts = {phase: int((parts[is_kept] == number).sum()) for number, phase in enumerate(PHASES)}
-    return is_left, {**counts, "left_out": int((~is_kept).sum())}
+    kept_parts = parts[is_kept_by_id[sessions]]
+    counts = {phase: int((kept_parts == number).sum()) for number, phase in enumerate(PHASES)}
+    return is_left, {**counts, "left_out": len(left_out)}
 
 
 def filter_sessions(

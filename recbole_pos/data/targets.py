@@ -205,6 +205,8 @@ def _find_values(
     value_by_text = dict(zip(texts_in_data, present, strict=True))
     value_by_text.pop("[PAD]", None)
 
+    # ``_spell_value`` returns the texts that stand for a wanted value: 5 gives ["5.0"] in a field
+    # of numbers. In a field of tokens True gives two, ["True", "true"], of which data have one.
     values = []
     for wanted in selection if isinstance(selection, (list, tuple)) else [selection]:
         texts = _spell_value(wanted, is_in_numbers=tokens is None)
@@ -392,25 +394,28 @@ def _assign_parts(
     if len(config["benchmark_filename"]) == 3:
         return given_part, []
 
-    # Two files, training and test: cut validation from the first. The default split would hold out
-    # two targets of each user, for validation and test; as the test is given, hold out one.
+    # Two files, training and test: cut validation from the first. For example, a user has [a, b, c]
+    # in the first file and [d] in the second. By default the newest target of the first file is cut
+    # off, so the parts of [a, b, c, d] are [TRAIN, TRAIN, VALID, TEST]. (The default split itself
+    # would hold out two targets, one of them for a test, which the second file is already.)
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
-    is_first = given_part == TRAIN
-    first, is_possible_first = log.keep(is_first), is_possible[is_first]
-    part_of_first, _ = split_log(first, is_possible_first, eval_args, time_unit)
+    is_in_first = given_part == TRAIN
+    first_log, first_possible = log.keep(is_in_first), is_possible[is_in_first]
+    first_part, _ = split_log(first_log, first_possible, eval_args, time_unit)
 
-    # All that the split holds out is for validation, also where it names a part of it a test.
+    # Another split, such as by ratios, may cut the first file into three parts. Two of them, VALID
+    # and TEST, are then for validation.
     part = given_part.copy()
-    part[is_first] = np.where(part_of_first == TRAIN, TRAIN, VALID)
+    part[is_in_first] = np.where(first_part == TRAIN, TRAIN, VALID)
     return part, []
 
 
 def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarray]:
     """Find exact copies: interactions with the user, item and time of an earlier row.
 
-    For example, rows of one user with the items [a, b, a, a] at the times [1, 1, 1, 2] have the
-    copy 2, whose original is row 0.
+    For example, the rows 0 to 3 of one user have the items [a, b, a, a] and the times [1, 1, 1, 2].
+    Row 2 is a copy, and its original is row 0.
 
     Args:
         log: the interactions.
@@ -425,25 +430,28 @@ def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarra
     for chunk_rows, chunk in log.iterate_chunks():  # whole users, to need little memory
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
 
-        # The rows in the order of user and time. Number the pairs of user and time (``group``): in
-        # the example, the times [1, 1, 1, 2] of one user are the groups [0, 0, 0, 1].
+        # Take the rows in the order of user and time. Those with the same user and time follow each
+        # other, and are a group. Number the groups: [0, 0, 0, 1] in the example.
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
-        is_new = np.diff(users[rows], prepend=-1) != 0  # from the row before
-        is_new |= np.diff(times[rows], prepend=np.nan) != 0
-        group = np.cumsum(is_new) - 1
+        has_new_user, has_new_time = np.diff(users[rows]) != 0, np.diff(times[rows]) != 0
+        is_first_of_group = np.append(True, has_new_user | has_new_time)
+        group = np.cumsum(is_first_of_group) - 1
 
-        # Only rows of a group of several may be copies: here the rows [0, 1, 2]. These are few, so
-        # what follows takes little time.
-        is_in_several = np.bincount(group)[group] > 1
+        # A row that is a group by itself is no copy. Without such rows, few are left to compare: in
+        # the example, where the groups have [3, 1] rows, the rows [0, 1, 2].
+        group_sizes = np.bincount(group)
+        is_in_several = group_sizes[group] > 1
         rows, group = rows[is_in_several], group[is_in_several]
 
-        # The original of each is the first row with the same group and item, which may be the row
-        # itself. For the items [a, b, a] these are the rows [0, 1, 0], so the last is a copy.
-        key = group * (items.max() + 1) + items[rows]  # one number for each group and item
-        original = pd.Series(rows).groupby(key).transform("first").to_numpy()
-        is_copy = rows != original
-        copies.append(chunk_rows.start + rows[is_copy])  # rows of the chunk -> rows of the log
-        originals.append(chunk_rows.start + original[is_copy])
+        # For each row find the first row with the same group and item, [0, 1, 0] in the example.
+        # Where that is another row, the row is a copy of it.
+        pair = group * (items.max() + 1) + items[rows]  # one number for each group and item
+        first_row = pd.Series(rows).groupby(pair).transform("first").to_numpy()
+        is_copy = rows != first_row
+
+        # Rows of the chunk become rows of the log.
+        copies.append(chunk_rows.start + rows[is_copy])
+        originals.append(chunk_rows.start + first_row[is_copy])
     return np.concatenate(copies), np.concatenate(originals)
 
 
@@ -465,27 +473,29 @@ def _count_leaks(
         newest interaction in earlier parts; ``before_training_ends`` those older than the newest
         training interaction.
     """
+    # Find the interactions of validation, and of test, that are older than the newest one of their
+    # user in earlier parts. For example, with the times 3 and 8 in training, 5 is too early.
     times, users = log.times.numpy(), log.users.numpy()
-    # which interactions are older than the newest one of their user in earlier parts; maximum.at
-    # keeps the newest time of each user
-    is_early = np.zeros(len(log), dtype=bool)
+    is_too_early = np.zeros(len(log), dtype=bool)
     for phase in (VALID, TEST):
-        newest_earlier = np.full(len(log.lengths), -np.inf)  # [users] time of that newest one
-        is_before, is_here = part < phase, part == phase
-        np.maximum.at(newest_earlier, users[is_before], times[is_before])
-        is_early[is_here] = times[is_here] < newest_earlier[users[is_here]]
+        is_in_earlier, is_in_phase = part < phase, part == phase
+        # [users] time of the newest one, which ``maximum.at`` raises for each interaction
+        newest_time = np.full(len(log.lengths), -np.inf)
+        np.maximum.at(newest_time, users[is_in_earlier], times[is_in_earlier])
+        is_too_early[is_in_phase] = times[is_in_phase] < newest_time[users[is_in_phase]]
 
-    # for each kind of leak the parts, validation or test, of its interactions
-    train_end = times[part == TRAIN].max(initial=-np.inf)
+    # Take the part of each interaction that is a leak, and count by part. Parts are numbered in
+    # their order, so a lower number is an earlier part.
     copy_part, original_part = part[copies], part[originals]
+    is_older_than_training = times < times[part == TRAIN].max(initial=-np.inf)
     parts_by_leak = {
         "in_earlier_part": copy_part[original_part < copy_part],
-        "before_earlier_part": part[is_early],
-        "before_training_ends": part[(part != TRAIN) & (times < train_end)],
+        "before_earlier_part": part[is_too_early],
+        "before_training_ends": part[(part != TRAIN) & is_older_than_training],
     }
     return {
-        name: {"valid": int((parts == VALID).sum()), "test": int((parts == TEST).sum())}
-        for name, parts in parts_by_leak.items()
+        leak: {"valid": int((parts == VALID).sum()), "test": int((parts == TEST).sum())}
+        for leak, parts in parts_by_leak.items()
     }
 
 

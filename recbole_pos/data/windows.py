@@ -78,8 +78,10 @@ class Windows:
         Args:
             is_target: [interactions] bool, which interactions may be targets.
         """
-        all_windows = replace(self, is_target=is_target)
-        kept = all_windows.num_targets > 0
+        # ``num_targets`` of the windows with this mask counts the targets that each has left.
+        masked = replace(self, is_target=is_target)
+        kept = masked.num_targets > 0
+        # Of these windows: where the inputs start and end, and the first input that has a target.
         return Windows(self.start[kept], self.end[kept], self.first[kept], is_target)
 
 
@@ -118,25 +120,17 @@ def cut_windows(
     user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1
     num_inputs = user_end - user_start
 
-    # From one window of a user to the next older one, all rows move back by ``step``. This is also
-    # how many targets a window has, except a user's oldest.
-    step = max_length
-    if mode == "prefix":
-        step = 1
-    elif mode == "sliding":
-        step = max(max_length // 2, 1) if stride is None else stride
-        if not 1 <= step <= max_length:
-            raise UsageError(
-                f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
-            )
-
-    # Number of windows of each user: the oldest one, and others for the targets that it leaves,
-    # ``step`` in each.
-    num_windows = np.ones_like(num_inputs)
-    if mode != "last":
-        most_in_oldest = 1 if mode == "prefix" else max_length  # most targets of the oldest window
-        num_left = np.maximum(num_inputs - most_in_oldest, 0)
-        num_windows += np.ceil(num_left / step).astype(np.int64)
+    # The number of windows of each user. From one of them to the next older one, all rows move back
+    # by ``step``. This is also how many targets a window has, except a user's oldest.
+    if mode == "last":
+        step, num_windows = max_length, np.ones_like(num_inputs)
+    elif mode == "prefix":
+        step, num_windows = 1, num_inputs
+    else:
+        # The oldest window has up to ``max_length`` targets, and each of the others has ``step``.
+        step = max_length if mode == "chunk" else _read_stride(stride, max_length)
+        num_left = np.maximum(num_inputs - max_length, 0)
+        num_windows = 1 + np.ceil(num_left / step).astype(np.int64)
 
     # From here on there is an entry for each window: its user, and its age, which is 0 for the
     # user's newest window. ``gather_index`` counts from 0 for each user: if two users have 3
@@ -153,6 +147,21 @@ def cut_windows(
     start = np.maximum(end - max_length, user_start[user])
     is_oldest = age == num_windows[user] - 1
     return Windows(start, end, first=np.where(is_oldest, start, end - step))
+
+
+def _read_stride(stride: int | None, max_length: int) -> int:
+    """Return the option ``window_stride``, which is half of ``max_length`` if it is not set.
+
+    Raises:
+        UsageError: if it is below 1 or above ``max_length``.
+    """
+    if stride is None:
+        return max(max_length // 2, 1)
+    if not 1 <= stride <= max_length:
+        raise UsageError(
+            f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
+        )
+    return stride
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -308,15 +317,16 @@ class WindowGatherer:
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)
 
-        # The target of an input is the interaction in the row after it. ``query_rows`` are the rows
-        # of the inputs that have a target: all, or those at the positions ``queries`` of the batch.
-        queries, query_rows = None, rows
+        # The target of an input is the interaction in the row after it. Not all inputs need to have
+        # one: those that do are at the positions ``queries`` of the batch.
+        queries, target_rows = None, rows + 1
         if num_targets < num_inputs:
             queries = self._find_queries(batch, numbers, rows)
-            query_rows = rows[queries]
+            target_rows = target_rows[queries]
 
-        # Times in seconds, if the model reads them: of the inputs, and (``at``) of the target of
-        # each window's newest input, at which a recommendation is asked for. It is in row ``end``.
+        # Times of the inputs in seconds, if the model reads them. It may also read when a
+        # recommendation is asked for (``at``): at the time of the target of each window's newest
+        # input. That input is in row end - 1, so the target is in row ``end``.
         times = at = None
         if self.times is not None:
             times = self.times[rows] * self.requirements.seconds
@@ -330,7 +340,7 @@ class WindowGatherer:
             lengths=lengths,
             max_length=self.requirements.max_length,
             width=int(host_lengths.max()),
-            targets=self.items[query_rows + 1],
+            targets=self.items[target_rows],
             queries=queries,
             times=times,
             at=at,
@@ -350,23 +360,25 @@ class WindowGatherer:
         inputs pass both tests, in the second the last 1. The positions are [1, 2, 5].
 
         Args:
-            batch: [b] int64, numbers of the windows, on the host, whose copy of the windows
-                (``self.windows``) says how many positions there are: Python would wait for the
-                device to count them.
-            numbers: the same on the device, which has a copy of the windows, too.
+            batch: [b] int64, numbers of the windows, on the host. The windows there
+                (``self.windows``) give the sizes of the results, since to read a size from the
+                device would make Python wait.
+            numbers: the same on the device, whose copy of the windows (``self.start``, ``self.end``
+                and ``self.first``) gives the positions.
             rows: [inputs] row in the log of each position of the batch.
 
         Returns:
             [targets] int64, on the device.
         """
         # First test: the positions of the inputs from ``first`` on. In the example, the windows
-        # begin at the positions 0 and 3 of the batch, and their first inputs with a target are 1
-        # and 2 positions further on, at 1 and 5.
+        # begin at the positions [0, 3] of the batch. They have [1, 2] inputs before ``first``, so
+        # their inputs from ``first`` on begin at the positions [1, 5]. These are [2, 1] inputs.
         start, end, first = self.start[numbers], self.end[numbers], self.first[numbers]
         lengths = end - start
-        begin = lengths.cumsum(0) - lengths
-        num_possible = int((self.windows.end[batch] - self.windows.first[batch]).sum())
-        possible = concatenate_ranges(begin + (first - start), end - first, num_possible)
+        window_position = lengths.cumsum(0) - lengths
+        first_position = window_position + (first - start)
+        num_possible = int((self.windows.end[batch] - self.windows.first[batch]).sum())  # on host
+        possible = concatenate_ranges(first_position, end - first, num_possible)
         if self.is_target is None:
             return possible
 
@@ -404,15 +416,18 @@ def fits_on_device(
 ) -> bool:
     """Return whether all training data are to be copied to the device of a model, before training.
 
-    On a GPU they are if they take at most half of its free memory. On a CPU they are there already.
+    On a CPU they need no copy. On a GPU (cuda) they are copied if they take at most half of its
+    free memory (``MEMORY_SHARE``). On other devices, such as the GPU of a Mac, which shares the
+    memory of the host, they always are.
 
     Args:
         device: device of the model.
         log, windows, features: the data that would be copied.
     """
-    if device.type != "cuda":  # a Mac's GPU shares the memory of the host
-        return device.type != "cpu"
-    # MEMORY_SHARE is one half.
+    if device.type == "cpu":
+        return False
+    if device.type != "cuda":
+        return True
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
     num_bytes = sum(column.nbytes for column in columns)
