@@ -77,10 +77,11 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build a transformer in which interactions read related ones, of any user.
+        """Build a transformer in which interactions are related by fields.
 
-        Two interactions are related if they have the same or a similar value of a field, such as
-        the brand of their items. Every layer then adds the state of one to that of the other.
+        Two interactions, of one user or of two, are related if they have the same or a similar
+        value of a field, such as the brand of their items. Every layer adds to the state of an
+        interaction those of related ones.
 
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
@@ -89,29 +90,35 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a field cannot be read.
         """
-        # before the base class builds the layers, since these have weights for each field
+        # the fields; read before the base class builds the layers, which have weights for each
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
-        # Later items would lack these fields, so that ``add_items`` refuses them.
+        # fields that an item needs; ``add_items`` refuses new items, which have none
         self.item_attributes.update(r.field for r in self.declared if r.origin == "item")
-        # A long history is cut into parts. If these are linked, they come in one batch, and
-        # interactions are related to those in earlier parts, too.
+
+        # whether the parts of a long history come in one batch, and are related to each other
         self.linked = config["chunking"]
         if self.linked:
             _require_chunks(config)
 
-        # what finds the related interactions of a batch; for some relations it needs their times
-        self.lookup = self._build_lookup(dataset, config)
+        self.lookup = self._build_lookup(dataset, config)  # finds the related interactions
         self.relates_times = any(relation.origin == TIME for relation in self.declared)
         self._check_times(dataset, config)
 
-        # Predictions: of which users the related interactions are, ``batch`` for all users in the
-        # batch, or ``training_bank`` for the same users, sampled by the seed, in every batch.
+        # In predictions, histories are related to interactions of some other users. The option says
+        # which: for example those in the batch, or ``bank_users``, who are sampled by the seed.
         self.inference, self.seed = config["inference_relations"], config["seed"]
         self.bank_users = self._sample_bank(config["bank_size"])
 
-        # The loss has as targets the next few items, weighted by ``betas``, and a prior over all
-        # items, weighted by ``prior_weight``. Plain cross-entropy has the next item only: no betas.
+        self._prepare_loss(dataset, config)
+
+    def _prepare_loss(self, dataset: Dataset, config: Options) -> None:
+        """Set ``later_targets``, ``prior`` and ``prior_weight``, which the loss reads.
+
+        The loss compares the scores with the next few items, weighted by ``betas``, and with the
+        prior, the popularity of all items, weighted by ``prior_weight``. Without ``betas`` it is
+        cross-entropy with the next item only.
+        """
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         self.register_buffer("prior", self._make_prior(dataset), persistent=False)
@@ -142,9 +149,8 @@ class AttrFormer(PosSASRec):
             config: options; ``top_k`` is how many relations each interaction keeps by each field,
                 and ``cross_sequence`` says which interactions of other users it may be related to.
         """
-        # A user whose fields are all missing is related to nobody, so the sum of related states is
-        # 0. Where this sum takes the place of the user's own state (``user_update: replace``), that
-        # state is put into it, with weight 1, so that it is not lost.
+        # With ``replace``, the sum of related states takes the place of an interaction's state. If
+        # its user has no fields, the sum would be 0: the state itself is put in, with weight 1.
         own_weight = 1.0 if config["user_update"] == "replace" else 0.0
         return RelationLookup(
             self.declared,  # the fields
@@ -157,24 +163,21 @@ class AttrFormer(PosSASRec):
         )
 
     def _check_times(self, dataset: Dataset, config: Options) -> None:
-        """Refuse times of a dataset that the model cannot use, and add warnings to ``notices``.
+        """Refuse times of a dataset that the relations cannot use, and add warnings to ``notices``.
 
-        The model reads times for two reasons, or not at all:
-
-        - ``relates_times``: it relates interactions of a user that are near in time.
-        - ``cross_sequence: time_respecting``: it relates them to earlier ones of other users.
+        Relations read times in two cases. With ``relates_times`` interactions of a user are related
+        if they are near in time. With ``cross_sequence: time_respecting`` interactions are related
+        to earlier ones of other users.
         """
         log, unit = dataset.log, config["timestamp_unit"]
-        advice = "leave the time out of relations"  # in messages
+        # with ``needs_time`` position schemes read times, too: the base class has checked the clock
+        checks_clock = not self.needs_time
         if self.relates_times:
-            # it looks for near interactions among those right before, so times must never fall
-            require_order(log, "relations: time", advice)
-        if self.needs_time:
-            return  # a position scheme reads times, too, and the base class has checked the rest
-
-        if self.relates_times:
-            self.notices += check_clock(log, unit, advice)
-        elif self.lookup.cross_sequence == "time_respecting":
+            advice = "leave the time out of relations"  # in messages
+            require_order(log, "relations: time", advice)  # the times of a user must never fall
+            if checks_clock:
+                self.notices += check_clock(log, unit, advice)
+        elif self.lookup.cross_sequence == "time_respecting" and checks_clock:
             # only users are compared, so all interactions of one user may have the same time
             advice = "set cross_sequence: random_order"
             self.notices += check_clock(log, unit, advice, compares_users=True)
@@ -189,11 +192,11 @@ class AttrFormer(PosSASRec):
     def build_layer(
         self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
     ) -> RelationLayer:
-        """Build one layer, with heads for the relations of items and interactions.
+        """Build one layer, in which interactions are related by the fields of the model.
 
-        A relation connects interactions by a field, such as the brand of their items, or the age of
-        their users. Those by fields of users have no heads: a layer that *aggregates* sums the
-        states of interactions of related users.
+        Fields of items or interactions, such as the brand, relate interactions in heads of
+        attention. Fields of users, such as the age, do so at the end of some layers: these
+        *aggregate*, which is to sum the states of interactions of related users.
 
         Args:
             config: options; ``user_layers`` (odd, even, all, none) says which layers aggregate, and
@@ -202,19 +205,19 @@ class AttrFormer(PosSASRec):
             position: position scheme of the layer.
             number: number of the layer, from 1.
         """
-        # Not used: it draws random numbers, so that a seed gives the weights of earlier versions.
+        # This object is not used. To build it draws as many random numbers as an earlier version of
+        # the model did, so that the same seed still gives the same weights.
         MultiHeadAttention(options, position)
+
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
         num_relations = len(self.declared) - num_user_relations  # M
         num_heads, head_size = config["relation_heads"], config["relation_size"]
+        attention = RelationAttention(options, position, num_relations, num_heads, head_size)
+
         parity = "odd" if number % 2 else "even"
-        is_chosen = config["user_layers"] in ("all", parity)
-        return RelationLayer(
-            RelationAttention(options, position, num_relations, num_heads, head_size),
-            FeedForward(options),
-            aggregates=num_user_relations > 0 and is_chosen,
-            gated=config["user_update"] == "gated",
-        )
+        aggregates = num_user_relations > 0 and config["user_layers"] in ("all", parity)
+        gated = config["user_update"] == "gated"
+        return RelationLayer(attention, FeedForward(options), aggregates, gated)
 
     @property
     def histories_need_time(self) -> bool:
@@ -261,10 +264,10 @@ class AttrFormer(PosSASRec):
     def locate(self, batch: SequenceBatch) -> PackedSequences:
         """Return the windows of a batch, and say which of their interactions other users may read.
 
-        To read an interaction is to add its state to one's own. A window is a part of one user's
-        history. Windows may overlap, so that an interaction is in two of them, but others must read
-        it only once: in the window in which the item after it is a target (an item to predict),
-        since each item is the target of one window only. With the history a, b, c, d, e these are:
+        To read an interaction is to add its state to one's own. Windows are parts of histories, and
+        those of one user may overlap. Other users read an interaction in one window only: where the
+        item after it is a target (to be predicted). Each item is the target of one window. For
+        example, the history a, b, c, d, e has two windows:
 
             window      targets     read by other users
             a, b, c     b, c, d     a, b, c
@@ -272,22 +275,20 @@ class AttrFormer(PosSASRec):
 
         Args:
             batch: windows with m interactions in all. ``batch.log_rows`` [m] are their rows in the
-                log, the table of all interactions. Without targets nothing is read by other users.
+                log, the table of all interactions. ``batch.queries`` are the indices of those that
+                a target follows, None for all. Without targets other users read nothing.
 
         Returns:
             The windows, with [m] bool for whether other users may read an interaction.
         """
         assert batch.log_rows is not None  # since the class sets ``needs_events``
-        log_rows = batch.log_rows.cpu().numpy()
+        log_rows, lengths = batch.log_rows.cpu().numpy(), batch.lengths.cpu().numpy()
         is_read_by_others = np.zeros(len(log_rows), dtype=bool)
         if batch.targets is not None:
-            # of the numbers 0 to m - 1 those of the interactions that a target follows
-            numbers = torch.arange(len(log_rows), device=batch.items.device)
-            has_target = batch.take_queries(numbers).cpu().numpy()
+            has_target = slice(None) if batch.queries is None else batch.queries.cpu().numpy()
             is_read_by_others[has_target] = True
 
         # ``linked``: whether windows of a user that follow each other also read each other
-        lengths = batch.lengths.cpu().numpy()
         return self.lookup.pack_windows(log_rows, lengths, is_read_by_others, self.linked)
 
     def _relate(
@@ -296,8 +297,9 @@ class AttrFormer(PosSASRec):
         """Find which interactions of a batch are related, and how strongly.
 
         Every layer adds to the state of an interaction those of related ones, times the strength.
-        Related are only interactions that come before it, so that no state knows what follows. With
-        ``cross_sequence: random_order`` it is random which ones of other users come before it.
+        An interaction may be related to older ones of its user, and to those of other users that
+        come before it in an order of all of the batch. The order may be random (option
+        ``cross_sequence: random_order``), and is sampled here.
 
         Args:
             sequences: the histories of the batch, by rows of the log.
@@ -305,53 +307,52 @@ class AttrFormer(PosSASRec):
             device: where the result is put.
 
         Returns:
-            The strengths, as sparse matrices [m, m] for the m interactions of the batch: one for
-            fields of items and interactions (``heads``), one for fields of users (``users``).
+            The strengths as sparse matrices with a column for each of the m interactions: those by
+            fields of items and interactions (``heads``), and by fields of users (``users``).
         """
         if not self.training and self.inference == "none":  # predictions without any relation
             return BatchRelations(heads=None, users=None)
-        # The random order is another one in each training step. Its seed is from torch's generator,
-        # which is saved with a run, so that a resumed run has the same. Predictions share one.
+
+        # Every batch of training has another random order. Its seed is from torch's generator, the
+        # state of which is saved, so that a resumed run repeats it. Predictions have a fixed seed.
         seed = int(torch.randint(2**62, ())) if self.training else self.seed
-        rng = np.random.default_rng(seed)  # samples the order
+        rng = np.random.default_rng(seed)
         return lookup.build_relations(sequences, rng, device, self.item_embedding.weight.dtype)
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states of a batch's queries, by which the items after histories are predicted.
+        """Return the states [k, d] of a batch's k queries, by which the next items are predicted.
 
         Every layer adds to the state of an interaction those of related ones, such as of the same
         brand. In training these are interactions of the same batch. In prediction they are older
         ones of the same history, and the *bank*: the newest training interactions of some users.
 
         Args:
-            batch: histories with k queries. ``log_rows`` are the rows of their interactions in the
-                log (all interactions of the dataset); None for histories from outside the dataset.
-                ``extras`` are the relations, if they have been found already, as in training.
-
-        Returns:
-            [k, d].
+            batch: histories with k queries. ``extras`` are the relations among their interactions
+                in training, and None in prediction. ``log_rows`` are their rows in the log, the
+                table of all interactions; None for histories from outside the dataset.
         """
-        if batch.extras is not None:
+        if batch.extras is not None:  # training
             return super().encode(batch)
 
-        # the newest interaction of each history, as an index among all those of the batch
+        # index of the newest interaction of each history: 1 and 4 for the lengths 2 and 3
         newest = batch.last.cpu().numpy()
         if batch.log_rows is None:
-            # predict from a longer log, where interaction i of the batch is the row num_events + i
-            times = None if batch.times is None else batch.times.cpu().numpy()
+            # The search needs rows of a log. So the histories are appended to a copy of the log,
+            # in which interaction i of the batch is the row ``num_events`` + i.
             items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
+            times = None if batch.times is None else batch.times.cpu().numpy()
             lookup = self.lookup.with_histories(items, lengths, times)
             return self._encode_histories(lookup.num_events + newest, lookup)
 
-        # If the item to predict is itself a training interaction, it may be in the bank, and its
-        # history must not read it there. Then the whole batch is related as in training.
+        # If the item to predict is that of a training interaction, the bank may have it and would
+        # give it away. Then the batch is encoded without a bank, as in training.
         newest_rows = batch.log_rows.cpu().numpy()[newest]
         if self.lookup.is_followed_in_training(newest_rows).any():
             return super().encode(self.prepare(batch))
         return self._encode_histories(newest_rows, self.lookup)
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
-        """Return the states of histories, by which the items after them are predicted.
+        """Return the states [b, d] of b histories, by which the items after them are predicted.
 
         Layers add to the state of an interaction the states of related ones, such as of the same
         brand. Here these are older ones of the same history, and the *bank*, training interactions
@@ -361,23 +362,23 @@ class AttrFormer(PosSASRec):
             newest: [b] int64 row of the newest interaction of each history, in the log.
             lookup: the log (all interactions, user by user, oldest first), and what finds related
                 ones. ``lookup.ranks`` say how many interactions of the user are older.
-
-        Returns:
-            [b, d], in the order of ``newest``.
         """
-        # A history is the rows ``start`` to ``end - 1``: the newest ``max_seq_length`` interactions
-        # or, if an interaction also read those in earlier windows in training (``linked``), all.
+        # A history is the rows ``start`` to ``end - 1``, from the user's oldest interaction on. If
+        # training has not related the parts of a long one, only its newest part is read.
         end = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, end - self.max_seq_length)
-
         sequences = lookup.pack_histories(start, end, is_bank=False)
-        # predict after the last interaction of each history, an index among all of the batch
-        queries = torch.from_numpy(np.cumsum(end - start) - 1)
+
+        # predict after the last interaction of each history: 1 and 4 for the lengths 2 and 3
+        lengths = end - start
+        queries = torch.from_numpy(np.cumsum(lengths) - 1)
+
+        # append the bank after the histories, so that these indices stay the same
         bank = self._pack_bank(lookup.users[newest], lookup)
         if bank is not None:
-            sequences = sequences + bank  # the bank behind the histories
+            sequences = sequences + bank
         return super().encode(self.gather(sequences, queries, lookup))
 
     def gather(
@@ -445,12 +446,13 @@ class AttrFormer(PosSASRec):
 
 
 def _require_chunks(config: Options) -> None:
-    """Raise a UsageError for options under which windows of a user cannot be linked (chunking)."""
-    for key, required in (("augmentation", "all_positions"), ("train_windows", "chunk")):
-        if config[key] != required:
+    """Raise a UsageError unless ``augmentation`` is all_positions and ``train_windows`` chunk."""
+    required = {"augmentation": "all_positions", "train_windows": "chunk"}
+    for option, value in required.items():
+        found = config[option]
+        if found != value:
             raise UsageError(
-                f"chunking: links the windows of {key}: {required}; found {shown(config[key])}. "
-                "Set chunking: False for it"
+                f"chunking: needs {option}: {value}; found {shown(found)}; or set chunking: False"
             )
 
 
@@ -541,9 +543,9 @@ class RelationAttention(MultiHeadAttention):
 class RelationLayer(TransformerLayer):
     """One layer of AttrFormer: relation-augmented attention, feed-forward, aggregation by users.
 
-    Relations of heads leave out the interaction itself, those by users keep it. Section 3.1.3 has
-    x' = Norm(R^U) x, which keeps little of the own state: ``user_update: replace``. By default the
-    aggregate Norm(R^U) x is added instead, with a learned weight that starts at 0.
+    Relations of heads leave out the interaction itself, those by users keep it. By section 3.1.3
+    the aggregate Norm(R^U) x replaces the state, so that little of that is left; by default it is
+    added instead, with a learned weight that starts at 0.
     """
 
     user_gate: nn.Parameter | None  # weight of the aggregate; None if that replaces the state
@@ -551,17 +553,24 @@ class RelationLayer(TransformerLayer):
     def __init__(
         self, attention: RelationAttention, feed_forward: FeedForward, aggregates: bool, gated: bool
     ) -> None:
-        """Keep the two sub-layers, and create the weight with which related users are added.
+        """Keep the two sub-layers, and create the gate of what may follow them, aggregation.
+
+        To aggregate is to sum the states of interactions of related users, the aggregate of a
+        state. There are three cases:
+
+        - not ``aggregates``: the layer ends after the two sub-layers;
+        - ``aggregates`` and ``gated``: the aggregate is added, times a learned weight, the gate;
+        - ``aggregates`` only: the aggregate takes the place of the state.
 
         Args:
             attention: self-attention with heads of relations beside it.
             feed_forward: the network that follows.
-            aggregates: whether states are aggregated over related users at the end.
-            gated: whether the aggregate is added with a learned weight; else it replaces states.
+            aggregates: whether states are aggregated.
+            gated: whether the aggregate is added.
         """
         super().__init__(attention, feed_forward)
         self.aggregates = aggregates
-        # the gate is 0 when fresh, so that training starts at the backbone's states
+        # the gate is 0 at first, so that training begins as if nothing were aggregated
         gate = nn.Parameter(torch.zeros(())) if aggregates and gated else None
         self.register_parameter("user_gate", gate)
 

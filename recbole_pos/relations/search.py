@@ -556,8 +556,10 @@ def top_differences(
         num_back = min(num_back, k)
     steps_back = np.arange(1, num_back + 1)
 
-    # the first interaction of each one's sequence: 0, 0, 2, 2, 2 for the sequences 0, 0, 1, 1, 1
+    # With the sequences 0, 0, 1, 1, 1, the first interaction of each one's sequence is 0, 0, 2, 2,
+    # 2. So each has 0, 1, 0, 1, 2 older ones in its sequence.
     first = np.searchsorted(sequence, sequence, "left")
+    num_older = np.arange(len(values)) - first
 
     # a block of interactions at once, with up to ``PAIRS_AT_ONCE`` pairs: this bounds the memory
     block_size = max(1, PAIRS_AT_ONCE // max(num_back, 1))
@@ -567,7 +569,7 @@ def top_differences(
         # 3, 4 and ``num_back`` 2 give the rows 2, 1 and 3, 2. Some are of another sequence.
         reader = np.arange(start, min(start + block_size, len(values)))
         source = reader[:, None] - steps_back
-        is_same_sequence = source >= first[reader, None]
+        is_same_sequence = steps_back <= num_older[reader, None]
 
         # ``similarity`` is the mean of exp(-difference / scale), NaN if a number is missing; the
         # comparison with that is False, and gives no warning
