@@ -193,16 +193,17 @@ def score_and_rank(
         Scores [rows, k], and int64 ranks [rows, k]: 1 for the best item, and of two equal scores
         the lower id first.
     """
-    column = choice.find_columns(ids)  # of each given item among the ranked ones, or -1
+    column = choice.find_columns(ids)  # of each given item among all ranked ones, or -1
     id_scores = torch.full(ids.shape, torch.nan)
 
-    # first their scores, each from the part that has the item
+    # First their scores. Each is found in the part that has the item: the column 130 of all is
+    # column 30 of a part that starts at 100.
     start = 0
     for items, part_scores in score_parts(scores, choice, barred):
-        place = column - start  # in this part, if it is one of 0 to len(items) - 1
-        in_part = (place >= 0) & (place < len(items))
-        # ``clamp`` lets ``gather`` read some score for items of other parts, which is not used
-        found = part_scores.gather(1, place.clamp(0, len(items) - 1))
+        part_column = column - start
+        in_part = (part_column >= 0) & (part_column < len(items))
+        # items of other parts get the score of some column of this one, which is not used
+        found = part_scores.gather(1, part_column.clamp(0, len(items) - 1))
         id_scores = torch.where(in_part, found, id_scores.to(found))
         start += len(items)
 
@@ -211,7 +212,8 @@ def score_and_rank(
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
             score, item = id_scores[:, k, None], ids[:, k, None]
-            # Not ``>``, which is false for NaN: an item with the score NaN would get rank 1.
+            # ``part_scores > score``; and all True if ``score`` is NaN, with which every comparison
+            # is False: such an item is ranked last and not first
             is_higher = ~(part_scores <= score)
             is_before = is_higher | ((part_scores == score) & (items < item))
             ranks[:, k] += is_before.sum(1)
@@ -233,8 +235,11 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
     start, end = int(items[0]), int(items[-1]) + 1
     if end - start == len(items):
         return states @ vectors[start:end].t()
-    # with few gaps scoring those items, too, is cheaper than copying the vectors of the others
-    if end - start < 2 * len(items) and len(states) < vectors.size(1):
+    # With few gaps all items of the slice are scored, and their scores are selected. That copies b
+    # numbers an item, where a selection of vectors copies d, so it pays if b is less than d.
+    has_few_gaps = end - start < 2 * len(items)
+    b, d = states.shape
+    if has_few_gaps and b < d:
         return (states @ vectors[start:end].t())[:, items - start]
     return states @ vectors[items].t()
 
@@ -242,8 +247,9 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k highest scores of every row and their columns, faster on long rows.
 
-    Scores are cut into groups of ``GROUP`` columns. The k highest are in the k groups with the
-    highest maxima, or among the few columns that fill no group, so only these are compared.
+    Columns are cut into groups of ``GROUP``: 200 columns are three groups of 64, and 8 remain. The
+    k highest scores are in the k groups with the highest maxima, or among the columns that remain,
+    so only these are compared.
 
     Args:
         scores: [rows, columns].
@@ -256,13 +262,13 @@ def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if num_groups < 4 * k or scores.is_cuda:  # grouping would not pay
         return _select(scores, k)
 
-    # One more group than k, since ``_select`` compares one score more than k.
-    end = num_groups * GROUP
-    maxima = scores[:, :end].unflatten(1, (num_groups, GROUP)).amax(2)
-    _, group = _select(maxima, min(k + 1, num_groups))
+    end = num_groups * GROUP  # the column behind the last group
+    maxima = scores[:, :end].unflatten(1, (num_groups, GROUP)).amax(2)  # [rows, num_groups]
+    _, group = _select(maxima, k)
 
-    # the columns of these groups in ascending order, and those behind the last group
-    column = (group.sort(1)[0][:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    # the columns of these groups in ascending order, those of group 2 are 128 to 191; then the rest
+    first_column = group.sort(1)[0] * GROUP  # of each group, [rows, k]
+    column = (first_column[:, :, None] + torch.arange(GROUP)).flatten(1)  # [rows, k * GROUP]
     remainder = torch.arange(end, scores.size(1)).expand(len(scores), -1)
     column = torch.cat((column, remainder), 1)
 
@@ -273,10 +279,12 @@ def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k highest scores of every row and their columns; ties in column order.
 
-    Of several equal scores torch's ``topk`` may return any, in any order. So the columns that it
-    returns are replaced where the last score that it selects is equal to one that it leaves out,
-    and sorted where scores are equal. The scores 5, 7, 5, 5 and k = 2 always give 7, 5 at the
-    columns 1, 0.
+    Of the scores 5, 7, 5, 5 the two highest are 7, 5 at the columns 1, 0. Torch's ``topk`` may
+    return any of the columns 0, 2 and 3 for the 5, and equal scores in any order. This is mended:
+
+    - where the last score that ``topk`` selects is equal to one that it leaves out, the row's
+      columns are found again
+    - equal scores are sorted by column.
 
     Args:
         scores: [rows, columns].
@@ -285,18 +293,20 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         Scores, highest first, and int64 columns, [rows, k] each.
     """
-    # one more than k, to see whether the first score that is left out equals the last one selected
+    # one more than k, the highest first: so scores that are equal are side by side
     highest, column = scores.topk(min(k + 1, scores.size(1)))
-    value, column = highest[:, :k], column[:, :k]
-    if not (highest[:, 1:] == highest[:, :-1]).any():  # no ties
-        return value, column
+    column = column[:, :k]
+    has_ties = (highest[:, 1:] == highest[:, :-1]).any()
+    if not has_ties:
+        return highest[:, :k], column
 
+    # the rows whose last selected score is equal to the first one left out; not where both are
+    # -inf, which stands for excluded items, of which any will do
     if scores.size(1) > k:
-        # rows in which these two are equal; not where both are -inf: of excluded items any will do
-        lowest, next_score = highest[:, k - 1], highest[:, k]
-        row = ((next_score == lowest) & (lowest > -torch.inf)).nonzero()[:, 0]
+        last, left_out = highest[:, k - 1], highest[:, k]
+        row = ((left_out == last) & (last > -torch.inf)).nonzero()[:, 0]
         if len(row):
-            column[row] = _find_highest(scores[row], lowest[row, None], k)
+            column[row] = _find_highest(scores[row], last[row, None], k)
 
     # by column first, so that a stable sort by score keeps equal scores in column order
     column = column.sort(1)[0]
@@ -305,7 +315,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _find_highest(scores: Tensor, lowest: Tensor, k: int) -> Tensor:
-    """Find the k highest scores of every row, and of scores equal to the lowest the first ones.
+    """Find the columns of the k highest scores of every row; of equal scores, the first columns.
 
     In the row 5, 7, 5, 5 the lowest of the k = 2 highest scores is 5. One score is above it, so one
     of those equal to it is found as well, the first one: the columns are 0 and 1.
@@ -318,8 +328,11 @@ def _find_highest(scores: Tensor, lowest: Tensor, k: int) -> Tensor:
     Returns:
         [rows, k] int64 columns in ascending order.
     """
-    is_above = ~(scores <= lowest)  # not ``>``, which is false for NaN; topk puts NaN first
+    # NaN counts as above, as for ``topk``; with NaN both ``>`` and ``<=`` are False
+    is_above = ~(scores <= lowest)
     is_equal = scores == lowest
-    num_equal = k - is_above.sum(1, keepdim=True)  # how many of the equal ones to find
-    is_found = is_above | (is_equal & (is_equal.cumsum(1, dtype=torch.int32) <= num_equal))
+    num_equal = k - is_above.sum(1, keepdim=True)  # how many of the equal ones to find, [rows, 1]
+    # the equal ones are numbered from 1; in the example the numbers are 1, 1, 2, 3
+    number = is_equal.cumsum(1, dtype=torch.int32)
+    is_found = is_above | (is_equal & (number <= num_equal))
     return is_found.nonzero()[:, 1].view(len(scores), k)

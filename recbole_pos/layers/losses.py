@@ -139,7 +139,9 @@ def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tenso
     """
     _, grad_states, grad_vectors = output
     ctx.save_for_backward(grad_states, grad_vectors)
-    ctx.set_materialize_grads(False)  # no zeros as the gradients to these two outputs
+    # The operation returns both gradients, but nothing is computed of them. So the backward pass
+    # shall get None for them, and not two matrices of zeros.
+    ctx.set_materialize_grads(False)
 
 
 def _scale_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
@@ -155,13 +157,15 @@ def _compute_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of each position, and overwrite its logits by probabilities.
 
-    With z the logits and lse their log-sum-exp without item 0 the loss of a position is
+    Each item j has the cross-entropy lse - z_j, with z the logits and lse the logarithm of the sum
+    of all e^z_j. Every target and every item of the prior counts with its weight, which is in all
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
     Args:
         logits: [rows, items] products z of states and item vectors. They are overwritten by their
-            softmax, which the gradient needs; item 0, padding, gets probability 0.
+            softmax, which the gradient needs. Item 0, padding, is left out of lse and gets
+            probability 0.
         target: [rows, n] targets x_k of each position.
         beta: [rows, n] weight beta_k of each target.
         prior: [items] weight prior_j of each item at every position, 0 for item 0; or None.
@@ -180,9 +184,10 @@ def _compute_losses(
     highest_logit = logits.amax(1, keepdim=True)
     probabilities = torch.softmax(logits, 1, out=logits)
 
-    # ``softmax`` does not return lse. But it has made exp(highest_logit - lse) the probability of
-    # the highest logit, which is the highest probability. So lse follows from its logarithm.
-    log_sum_exp = highest_logit - probabilities.amax(1, keepdim=True).log()
+    # Any logit z_j has the probability p_j = exp(z_j - lse), hence lse = z_j - log p_j. Here j is
+    # the item with the highest of both, where rounding matters least.
+    highest_probability = probabilities.amax(1, keepdim=True)
+    log_sum_exp = highest_logit - highest_probability.log()
     return weight_sum * log_sum_exp - weighted_logits, weight_sum
 
 
@@ -198,14 +203,17 @@ class EarlyGradients(torch.autograd.Function):
     def allocate(ctx: Any, vectors: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Allocate the gradient to item vectors: zeros, to which ``forward`` adds.
 
-        In training the gradient of a large table may have only the rows of some items, all others
-        being 0 (``index_rows``). These items are kept for ``backward`` as ``ctx.rows``, or None for
-        all; ``ctx.size`` is the shape of the table.
+        It has a row for each item, or only for the items ``ids``, if :func:`index_rows` finds that
+        training takes such a gradient. For the ids [7, 2] and [2, 9] these are the items 2, 7, 9;
+        the rows to add to are [1, 0] and [0, 2].
+
+        For ``backward`` the context keeps ``rows``, the items 2, 7, 9 or None for all, and
+        ``size``, the shape of the table.
 
         Args:
             ctx: torch's context of the function.
             vectors: [items, d] item vectors.
-            ids: int64 items to whose vectors there is a gradient, tensors of any shape.
+            ids: int64 items whose vectors ``forward`` reads, tensors of any shape.
 
         Returns:
             [rows, d] zeros, or None if item vectors need no gradient; and for each of ``ids`` the
@@ -213,7 +221,7 @@ class EarlyGradients(torch.autograd.Function):
         """
         ctx.rows, indices = index_rows(vectors, *ids)
         ctx.size = vectors.shape
-        if not ctx.needs_input_grad[1]:
+        if not ctx.needs_input_grad[1]:  # of argument 1 of ``forward``, the item vectors
             return None, indices
         num_rows = len(vectors if ctx.rows is None else ctx.rows)
         return vectors.new_zeros(num_rows, vectors.size(1)), indices
@@ -255,12 +263,13 @@ def weighted_cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of positions that have several targets, each with a weight.
 
-    The loss of a position is sum_k beta_k CE(x_k) + sum_j prior_j CE(j). Here x_k are its targets
-    and beta_k their weights; j are all items, which are targets of every position, with a weight
-    prior_j; and CE(j) is -log softmax(z)_j with the products z of its state and the items 1, 2, ...
+    The loss of a position is
 
-    Under autocast matrix products take factors of autocast's type, such as bfloat16, and have
-    results in the type of ``vectors``, such as float32.
+        sum_k beta_k CE(x_k) + sum_j prior_j CE(j)        with CE(j) = -log softmax(z)_j
+
+    The first sum is over the targets x_k of the position. The second one is over all items, which
+    may be further targets of every position. z are the products of its state and all item vectors
+    but that of padding.
 
     Args:
         states: [m, d] state of each position.
@@ -276,11 +285,12 @@ def weighted_cross_entropy(
     is_mixed = torch.is_autocast_enabled(device_type)
     factor_type = torch.get_autocast_dtype(device_type) if is_mixed else None
 
-    # autocast would choose types by itself; here ``factor_type`` says which
+    # Under autocast the factors of matrix products are rounded to ``factor_type``, such as
+    # bfloat16. Here autocast is switched off, since it would round their results, too.
     with torch.autocast(device_type, enabled=False):
         states = states.to(vectors.dtype)
         betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
-        # the gradients that it returns too are read by the backward pass only
+        # the gradients, which it returns, too, are for the backward pass
         loss, *_ = _compute_loss_and_gradients(states, vectors, targets, betas, prior, factor_type)
     return loss
 
@@ -351,32 +361,32 @@ def posterior_loss(
 
 
 def read_posterior(config: Options) -> tuple[list[float], float]:
-    """Read the options of the posterior loss (AttrFormer, Liu et al., KDD 2025, section 3.2.3).
+    """Read and check the options of the posterior loss (AttrFormer, Liu et al., KDD 2025).
 
-    The loss is cross-entropy with the next items after a position as targets, each weighted by a
-    beta (equation 17), and with a prior over all items. With the next item as the only target and
-    no prior it is the usual loss, for which the model needs no betas.
+    The posterior loss is a cross-entropy whose targets are the next items after a position, each
+    with a weight beta, and all items by a prior (equation 17).
 
     Args:
-        config: options. ``future_weights`` are the betas, the one of the next item first, and
-            ``prior_weight`` is the factor of the prior. ``loss_type`` must be CE, cross-entropy; it
-            may be another one only if the options mean the usual loss.
+        config: options. ``future_weights`` are the betas, the one of the next item first, such as
+            [1.0, 0.25]; ``prior_weight`` is the factor of the prior. With [1.0] and 0 the next item
+            is the only target: then any ``loss_type`` will do, otherwise it must be CE.
 
     Returns:
-        The betas, and the factor of the prior. If the options mean the usual loss, the betas are
-        an empty list.
+        The betas, and the factor of the prior. If the next item is the only target, the betas are
+        an empty list: the model computes its usual loss.
 
     Raises:
         UsageError: if the options are no such weights, or ``loss_type`` does not support them.
     """
     betas, prior_weight = config["future_weights"], config["prior_weight"]
-    if not betas or betas[0] == 0 or list(betas) != sorted(betas, reverse=True):
+    is_descending = list(betas) == sorted(betas, reverse=True)
+    if not betas or betas[0] == 0 or not is_descending:
         raise UsageError(
             "future_weights: expected weights of the next items, the first above 0 and none above "
             f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
         )
-    # the usual loss: the next item is the only target, and there is no prior
-    if betas[0] == 1 and not any(betas[1:]) and prior_weight == 0:
+    is_only_target = betas[0] == 1 and not any(betas[1:])  # the next item, with the weight 1
+    if is_only_target and prior_weight == 0:
         return [], 0.0
 
     if config["loss_type"] != "CE":

@@ -79,13 +79,16 @@ class SampledLoss:
     def __post_init__(self) -> None:
         """Compute the probability q of each item to be sampled as a negative.
 
-        A negative is a wrong item, with which the loss compares the item to predict, the target.
-        ``negative_sampler: uniform`` gives every item the same q. ``popularity`` makes it
-        proportional to the item's ``counts`` + 1. With the loss ``in_batch`` the negatives are the
-        targets of the batch, so q is proportional to ``counts``, how often an item is a target.
+        A negative is a wrong item, with which the loss compares the item to predict, the target. q
+        is proportional to a weight of the item:
 
-        The attributes that are set are ``log_q`` [items], which corrects the logits of negatives,
-        and ``cumulative`` [items], the running sum of the weights, from which items are sampled.
+            negative_sampler: uniform       1
+            negative_sampler: popularity    counts + 1, the interactions of the item and one more
+            loss in_batch                   counts, how often the item is a target: the negatives
+                                            are the targets of the batch
+
+        The attributes that are set are ``cumulative`` [items], the running sum of the weights, from
+        which negatives are sampled, and ``log_q`` [items], which corrects their logits.
         """
         weights = self.counts.double()  # of each item, proportional to q
         if self.loss_type != "in_batch":
@@ -94,12 +97,12 @@ class SampledLoss:
             weights = torch.ones_like(weights) if is_uniform else weights + 1
         weights[0] = 0  # item 0 is padding
         total = weights.sum()
+        self.cumulative = weights.cumsum(0)  # not read with in_batch, which samples nothing
 
-        # An item that is never a target has the weight 0 with in_batch. It is never a negative
-        # either, so its q is not read; 1 instead of 0 keeps its logarithm finite.
+        # With in_batch an item that is never a target has the weight 0. It is never a negative
+        # either, so its q is not read; the weight 1 only keeps its logarithm finite.
         weights[1:].clamp_(min=1)
         self.log_q = (weights / total).log()
-        self.cumulative = weights.cumsum(0)
 
     def move(self, device: torch.device) -> None:
         """Copy ``log_q`` and ``cumulative`` to a device, on which the loss works from now on."""
@@ -109,10 +112,11 @@ class SampledLoss:
     def __call__(self, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
         """Sample negatives, and return the mean loss of the targets against them.
 
-        Positions are split into groups (``_count_groups``), and all positions of a group share n
-        negatives. With ``in_batch`` nothing is sampled: the negatives of every group are the
-        targets of the batch. Each distinct item is one negative, which counts as often as it
-        occurs: the targets 5, 7, 5 are the negatives 5, counted twice, and 7.
+        Positions are split into groups, and all positions of a group share n sampled negatives.
+
+        With ``in_batch`` nothing is sampled: the targets of the batch are the negatives of all
+        positions. Each distinct item is one negative, which counts as often as it occurs: the
+        targets 5, 7, 5 are the negatives 5, counted twice, and 7.
 
         Args:
             states: [m, d] states that predict.
@@ -124,16 +128,20 @@ class SampledLoss:
         """
         if self.loss_type != "in_batch":
             return self.compute(states, vectors, targets, self.sample(targets))
-        distinct, repeats = targets.unique(return_counts=True)
+
+        distinct, repeats = targets.unique(return_counts=True)  # [n] both
+        # All groups have the same negatives here. Groups only keep the logits small that are
+        # computed at a time, [positions of a group, n].
         num_groups = _count_groups(targets, len(distinct))
-        items = distinct.expand(num_groups, -1)  # [groups, n], the same negatives in every group
+        items = distinct.expand(num_groups, -1)  # [groups, n]
         return self.compute(states, vectors, targets, items, log_repeats=repeats.double().log())
 
     def sample(self, targets: Tensor) -> Tensor:
         """Sample negative items with replacement by ``negative_sampler``.
 
-        The m positions of a batch are split into groups of about n positions, and all positions of
-        a group share n negatives (``self.negatives``). So about m items are sampled in all.
+        The m positions of a batch are split into groups, and all positions of a group share n
+        negatives (``self.negatives``). A group has about n positions, so that about m items are
+        sampled in all: 10 groups for 1,000 positions with 100 negatives.
 
         Args:
             targets: [m] int64 item to predict at each position of the batch.
@@ -147,11 +155,12 @@ class SampledLoss:
         if self.negative_sampler == "uniform":
             return torch.randint(1, num_items, shape, device=device)
 
-        # a point on a line on which each item has a stretch as long as its weight, that ends at its
-        # entry of ``cumulative``
-        point = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
-        items = torch.searchsorted(self.cumulative, point, right=True)
-        return items.clamp_(max=num_items - 1)
+        # Sample by the inverse of the cumulative distribution: a random number below the sum of all
+        # weights belongs to the first item whose ``cumulative`` is above it. With the weights 0, 3,
+        # 1 of three items these are 0, 3, 4: numbers below 3 are item 1, others item 2.
+        number = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
+        items = torch.searchsorted(self.cumulative, number, right=True)
+        return items.clamp_(max=num_items - 1)  # rounding may make a number the sum itself
 
     def compute(
         self,
@@ -163,24 +172,24 @@ class SampledLoss:
     ) -> Tensor:
         """Return the mean loss of targets against negatives that are given.
 
-        The logit z of an item is the product of a state and the item's vector. With z_t that of the
-        target, z_j those of its n negatives, and q_t the probability by which the target is sampled
-        as a negative, the loss of a position is
+        The logit z of an item is the product of a state and the item's vector: z_t is that of the
+        target, z_j that of one of the n negatives. The loss of a position is
 
-            binary     (-beta log sigma(z_t) - sum_j log sigma(-z_j) / (1 - q_t)) / (n + 1)
-            softmax    -log( e^(z_t + a) / (e^(z_t + a) + sum_j e^(z_j + b_j)) )
+            BCE, gBCE    -(beta log sigma(z_t) + negative_weight sum_j log sigma(-z_j)) / (n + 1)
+            others       -log( e^(z_t + target_shift) /
+                             (e^(z_t + target_shift) + sum_j e^(z_j + negative_shift_j)) )
 
-        The loss types BCE and gBCE are binary, all others are softmaxes. Here only the numbers
-        beside the logits are computed: beta and 1 / (1 - q_t) by ``_weigh_binary``, a and b_j by
-        ``_compute_shifts``. ``_SharedNegatives`` computes logits, loss and gradients.
+        Here only the numbers beside the logits are computed, which depend on the option
+        ``loss_type``. ``_SharedNegatives`` computes logits, loss and gradients.
 
         Args:
             states: [m, d] state of each of m positions.
             vectors: [items, d] item vectors.
             targets: [m] int64 item of each state.
-            items: [groups, n] int64 negatives. Position i has those of row i modulo groups.
-            log_repeats: [n] log of how often each negative of a group counts, which is added to
-                b_j. It is given for the loss ``in_batch``; None if all count once.
+            items: [groups, n] int64 negatives of each group. The positions are dealt out to the
+                groups in turn: with two groups 0, 2, 4, ... have the negatives of row 0.
+            log_repeats: [n] log of how often each negative counts, for the loss ``in_batch``, where
+                all groups have the same ones; None if all count once.
 
         Returns:
             Scalar.
@@ -201,10 +210,10 @@ class SampledLoss:
     def _weigh_binary(self, targets: Tensor, n: int) -> tuple[float, Tensor]:
         """Return the two factors of a binary loss: beta and, for each target, 1 / (1 - q_t).
 
-        BCE has beta = 1, and gBCE (Petrov and Macdonald, RecSys 2023) has beta = 1 - t (1 - rate),
-        with t = ``gbce_t`` and rate the share of the items that are sampled as negatives. q_t is
-        the probability that the target is sampled as a negative; ``log_q`` [items] holds its
-        logarithm. The loss leaves such a negative out, and 1 / (1 - q_t) makes up for it.
+        BCE has beta = 1. gBCE (Petrov and Macdonald, RecSys 2023) has beta = 1 - gbce_t (1 - rate),
+        with ``rate`` the share of the items that are sampled as negatives. q_t is the probability
+        that target t is sampled as a negative, and ``log_q`` [items] is its logarithm. The loss
+        leaves such a negative out, and 1 / (1 - q_t) makes up for it.
 
         Args:
             targets: [m] int64 item of each position.
@@ -213,11 +222,12 @@ class SampledLoss:
         Returns:
             beta, and [m] factors of the negatives.
         """
-        num_candidates = max(len(self.log_q) - 2, 1)  # all items but padding and the target
+        num_items = len(self.log_q)  # padding included
+        num_candidates = max(num_items - 2, 1)  # all items but padding and the target
         rate = min(n / num_candidates, 1.0)
         beta = 1 - self.gbce_t * (1 - rate)
-        # expm1(log q_t) is q_t - 1; ``TINY`` is the least 1 - q_t, against a division by zero
-        return beta, -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
+        one_minus_q = -torch.expm1(self.log_q[targets])  # precise for small q, too
+        return beta, 1 / one_minus_q.clamp(min=TINY)
 
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
@@ -266,15 +276,15 @@ def _count_groups(targets: Tensor, num_negatives: int) -> int:
 
     A group has as many positions as negatives, so that about as many items are sampled as there are
     positions: 1,000 positions with 100 negatives each are split into 10 groups. With many negatives
-    the logits of such a group, positions times negatives, would take much memory. So a group has no
-    more positions than keep the number of its logits below ``fixed_chunk_elements`` (2^20 on a
-    CPU); but it may always have ``MIN_ROWS``, since fewer make matrix products slow.
+    groups have fewer positions, as the logits of a group, positions times negatives, take memory.
 
     Args:
         targets: [m] an item for each position.
         num_negatives: number of negatives of a group.
     """
-    most_positions = max(MIN_ROWS, fixed_chunk_elements(targets.device) // num_negatives)
+    most_logits = fixed_chunk_elements(targets.device)  # of a group; 2^20 on a CPU
+    # but ``MIN_ROWS`` positions may be in a group in any case: fewer make matrix products slow
+    most_positions = max(MIN_ROWS, most_logits // num_negatives)
     group_size = min(num_negatives, most_positions)
     return math.ceil(len(targets) / group_size)
 
@@ -393,7 +403,8 @@ def _softmax_loss(logits: Tensor, target_logit: Tensor, weight: Tensor) -> tuple
     """Return the loss -log softmax of each target against n negatives, and its gradient.
 
     With Z = e^target_logit + sum_j e^logits_j it is log Z - target_logit. Its gradient to logits_j
-    is e^logits_j / Z, and that to target_logit is -(sum_j e^logits_j) / Z.
+    is e^logits_j / Z, and that to target_logit is -(sum_j e^logits_j) / Z. All are multiplied by
+    ``weight``.
 
     Args:
         logits: [c, g, n] those of the negatives of g positions in each of c groups; they are
@@ -404,15 +415,17 @@ def _softmax_loss(logits: Tensor, target_logit: Tensor, weight: Tensor) -> tuple
     Returns:
         The weighted losses, and their gradients to ``target_logit``, [c, g] each.
     """
-    # all exponentials are divided by the highest, so that none overflows
+    # all exponentials are divided by the highest, e^highest, so that none overflows
     highest = torch.maximum(logits.amax(2), target_logit)
-    exponentials = logits.sub_(highest[..., None]).exp_()
+    exponentials = logits.sub_(highest[..., None]).exp_()  # in the memory of the logits
     negative_sum = exponentials.sum(2)
     total = negative_sum + (target_logit - highest).exp()  # Z / e^highest
-
-    exponentials.mul_((weight / total)[..., None])  # in place: the gradient to the logits
     loss = (total.log() + highest - target_logit) * weight
-    return loss, -negative_sum / total * weight
+
+    # the gradients; that to the logits in their memory again, which the caller reads
+    exponentials.mul_((weight / total)[..., None])
+    grad_target_logit = -negative_sum / total * weight
+    return loss, grad_target_logit
 
 
 def _binary_loss(
@@ -420,9 +433,12 @@ def _binary_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the binary loss of each target against n negatives, and its gradient.
 
-    The loss is -(beta log s(target_logit) + negative_weight sum_j log s(-logits_j)) / (n + 1),
-    where s is the sigmoid. As the derivative of log s(x) is s(-x), its gradient to logits_j is
-    negative_weight s(logits_j) / (n + 1), and to target_logit -beta s(-target_logit) / (n + 1).
+    With s the sigmoid and scale = weight / (n + 1) the loss is
+
+        -(beta log s(target_logit) + negative_weight sum_j log s(-logits_j)) * scale
+
+    The derivative of log s(x) is s(-x). So the gradient to logits_j is scale * negative_weight
+    s(logits_j), and that to target_logit is -beta s(-target_logit) * scale.
 
     Args:
         logits: [c, g, n] those of the negatives of g positions in each of c groups; they are
@@ -435,8 +451,12 @@ def _binary_loss(
     Returns:
         The weighted losses, and their gradients to ``target_logit``, [c, g] each.
     """
-    weight = weight / (logits.size(2) + 1)
+    n = logits.size(2)
+    scale = weight / (n + 1)
     negative_terms = F.logsigmoid(-logits).sum(2) * negative_weight
-    loss = -(beta * F.logsigmoid(target_logit) + negative_terms) * weight
-    logits.sigmoid_().mul_((weight * negative_weight)[..., None])  # in place: their gradient
-    return loss, -beta * torch.sigmoid(-target_logit) * weight
+    loss = -(beta * F.logsigmoid(target_logit) + negative_terms) * scale
+
+    # the gradients; that to the logits in their memory, which the caller reads
+    logits.sigmoid_().mul_((scale * negative_weight)[..., None])
+    grad_target_logit = -beta * torch.sigmoid(-target_logit) * scale
+    return loss, grad_target_logit

@@ -35,35 +35,36 @@ def scalable_cross_entropy(
 ) -> Tensor:
     """Return scalable cross-entropy, SCE: softmax over the hardest items only.
 
-    Random directions are drawn here, with torch's default generator. ``bucket_cross_entropy`` then
-    puts the positions and the items whose vectors point in a direction into a bucket, and computes
-    the loss of a position against the items of its bucket (Mezentsev et al., RecSys 2024).
+    Each bucket has a random direction, a vector [d], drawn here with torch's default generator. The
+    states and the item vectors with the largest products with it are in the bucket. The loss of a
+    state is computed against the items of its bucket (Mezentsev et al., RecSys 2024).
 
     Args:
-        states: [m, d] states that predict.
+        states: [m, d] states, each of which predicts an item.
         vectors: [items, d] item vectors; row 0 is padding.
         targets: [m] int64 item of each state.
-        n_buckets: number of random directions; None for 2 sqrt(m), rounded up.
-        bucket_size_x: positions in a bucket, at most m; None for 2 sqrt(m), rounded up.
+        n_buckets: number of buckets; None for 2 sqrt(m), rounded up.
+        bucket_size_x: states in a bucket, at most m; None for 2 sqrt(m), rounded up.
         bucket_size_y: items in a bucket, at most all.
-        mix_x: whether directions are random mixtures of ``states``, rather than random normal.
+        mix_x: whether a direction is a sum of all states with random normal weights, rather than a
+            random normal vector.
 
     Returns:
-        Scalar mean over the positions that are in a bucket.
+        Scalar mean over the states that are in a bucket.
     """
     m, d = states.shape
     recommended = math.ceil(2 * math.sqrt(m))
     n = n_buckets or recommended
+    size_x = bucket_size_x or recommended
+
+    # the directions, or the weights of the states in them
     width = m if mix_x else d
     directions = torch.randn(n, width, dtype=vectors.dtype, device=states.device)
     if mix_x:
-        # They have the type of the item vectors, with which they are compared. The product would
-        # have a shorter one under automatic mixed precision (autocast).
+        # automatic mixed precision would round the product to a shorter type
         with torch.autocast(states.device.type, enabled=False):
-            directions = directions @ states.detach().to(vectors.dtype)
-    return bucket_cross_entropy(
-        states, vectors, targets, directions, bucket_size_x or recommended, bucket_size_y
-    )
+            directions = directions @ states.detach().to(vectors.dtype)  # [n, m] @ [m, d]
+    return bucket_cross_entropy(states, vectors, targets, directions, size_x, bucket_size_y)
 
 
 def bucket_cross_entropy(
@@ -101,11 +102,8 @@ def bucket_cross_entropy(
 def find_largest_products(directions: Tensor, rows: Tensor, k: int) -> Tensor:
     """Find the k rows of a matrix with the largest products with each of n directions.
 
-    Products are computed for a chunk of rows at a time. ``_RunningTopK`` keeps the k largest ones
-    so far of each direction (``best``), and the smallest of these (``least`` [n, 1]). ``merge``
-    compares all products of a chunk with the best ones, and updates both. Once there are k, only
-    the products above ``least`` matter, which are few. ``defer`` collects these, and merges them
-    when there are many; meanwhile ``least`` is too low, which only lets through more than needed.
+    Products are computed for a chunk of rows at a time, so that [n, num_rows] never exists.
+    ``_RunningTopK`` keeps the k largest ones so far of each direction.
 
     Args:
         directions: [n, d] vectors.
@@ -118,30 +116,37 @@ def find_largest_products(directions: Tensor, rows: Tensor, k: int) -> Tensor:
     # A chunk has ``width`` rows, so that its products [n, width] are about
     # ``fixed_chunk_elements`` numbers: a multiple of GROUP, as ``_find_above_in_groups`` needs it.
     n, num_rows = len(directions), len(rows)
-    width = max(1, fixed_chunk_elements(rows.device) // n // GROUP) * GROUP
+    groups_per_chunk = max(1, fixed_chunk_elements(rows.device) // n // GROUP)
+    width = groups_per_chunk * GROUP
 
     top = _RunningTopK(n, k, rows)
     buffer = rows.new_empty(n, min(width, num_rows))  # memory for the products of every chunk
     for start in range(0, num_rows, width):
         chunk = rows[start : start + width]
         products = torch.mm(directions, chunk.t(), out=buffer[:, : len(chunk)])
-        if top.best.size(1) < k:  # fewer than k so far
+        num_found = top.best.size(1)  # of each direction, at most k
+        if num_found < k:
+            # any product may be among the k largest: compare all of them with those found so far
             top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
-        else:
-            # both find the same; the faster one needs a whole chunk, and the last may be shorter
-            find = _find_above_in_groups if len(chunk) == width else _find_above
-            direction, column, value = find(products, top.least)
-            top.defer(direction, value, start + column)
-    return top.merge_deferred()  # the indices of the best ones
+            continue
+
+        # Only the few products above ``least`` [n, 1], the smallest of the k largest, can replace
+        # one of these. Both functions find them; the faster one needs a whole chunk.
+        find = _find_above_in_groups if len(chunk) == width else _find_above
+        direction, column, value = find(products, top.least)
+        # Keep them until there are many, which are compared faster. Until then ``least`` is too
+        # low, which only lets through more products than needed.
+        top.defer(direction, value, start + column)
+    return top.merge_deferred()  # compare the last ones, and return the rows of the k largest
 
 
 def _find_above_in_groups(products: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find the products above a threshold, faster than ``_find_above`` where these are few.
 
-    Each row is split into groups of ``GROUP`` products. First the largest product of each group is
-    compared, then all products of the groups whose largest is above the threshold. Groups
-    interleave, as their maxima are computed faster so: with 3 groups, group 0 has the columns 0, 3,
-    6, ..., group 1 has 1, 4, 7, ..., and group 2 has 2, 5, 8, ...
+    Each row is split into groups of ``GROUP`` products, each with a member from every stretch of
+    columns: with 3 groups, group 0 has the columns 0, 3, 6, ..., group 1 has 1, 4, 7, ..., and
+    group 2 has 2, 5, 8, ... Maxima of such groups are computed fast. First the largest product of
+    each group is compared, then all products of the groups whose largest is above the threshold.
 
     Args:
         products: [n, width] products, with ``width`` a multiple of ``GROUP``.
@@ -152,14 +157,17 @@ def _find_above_in_groups(products: Tensor, least: Tensor) -> tuple[Tensor, Tens
     """
     n, width = products.shape
     num_groups = width // GROUP
+    # product [i, j, g] of this view is in column j * num_groups + g, so g is its group
     maxima = products.view(n, GROUP, num_groups).amax(1)  # [n, num_groups]
     row, group, _ = _find_above(maxima, least)  # [c] both: c groups have a product to find
 
-    # the columns of these groups, and the products there, [c, GROUP] both
+    # the columns of these groups, such as 1, 4, 7, ..., and the products there, [c, GROUP] both
     columns = group[:, None] + torch.arange(0, width, num_groups, device=products.device)
     members = products[row[:, None], columns]
-    index, member, value = _find_above(members, least[row])
-    return row[index], columns[index, member], value
+
+    # each found product is one of the c groups and one of its GROUP members, [found] both
+    group_index, member, value = _find_above(members, least[row])
+    return row[group_index], columns[group_index, member], value
 
 
 def _find_above(values: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,14 +194,19 @@ class _RunningTopK:
     def __init__(self, n: int, k: int, like: Tensor) -> None:
         """Begin without any product.
 
+        A product is the scalar product of a direction, one of n vectors, with a row of a matrix.
+
         Args:
             n: number of directions.
-            k: how many products to keep of each.
+            k: how many products to keep of each direction, the largest.
             like: a tensor of the type and the device of the products.
         """
         self.k = k
+        # the largest products so far of each direction, and the rows of the matrix they are from
         self.best = like.new_empty(n, 0)
         self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
+        # products to compare with these later: their directions, values and rows, [c] each, for
+        # each chunk of the matrix
         self.deferred: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def defer(self, direction: Tensor, value: Tensor, row: Tensor) -> None:

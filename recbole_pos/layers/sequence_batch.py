@@ -308,7 +308,10 @@ class SequenceBatch:
         Returns:
             [m] int64.
         """
-        return self.index if align == "start" else self.block_width(align) - 1 - self.age
+        if align == "start":
+            return self.index  # as many columns precede it as interactions are older
+        last_column = self.block_width(align) - 1
+        return last_column - self.age  # as many columns follow it as interactions are newer
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
         """Return the place of each interaction in a padded block with a history in each row.
@@ -342,6 +345,8 @@ class SequenceBatch:
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Put packed values of interactions into a block with a row for each history.
 
+        For histories of the lengths 1 and 2 the values 5, 6, 7 become the rows 5 0 and 6 7.
+
         Args:
             x: [m, ...] values, one history after the other.
             align: whether zeros follow a shorter history (``start``) or precede it (``end``).
@@ -354,12 +359,15 @@ class SequenceBatch:
         if self.is_full:  # no padding: the values are the block already
             block = x.reshape(b, t, *x.shape[1:])
             return block.transpose(0, 1).contiguous() if time_major else block
-        shape = (t, b) if time_major else (b, t)
-        block = x.new_zeros(b * t, *x.shape[1:])
-        # ``slots`` says where each interaction is in the block, read as one row. Queries, keys and
-        # values are parts of one product: it is faster to bring their rows together first.
+
+        # The places of the block are numbered row by row. ``slots`` [m] is the number of each
+        # interaction's place: 0, 2, 3 in the example.
         slots = self.slots(align, time_major)
-        return block.index_copy_(0, slots, x.contiguous()).view(*shape, *x.shape[1:])
+        block = x.new_zeros(b * t, *x.shape[1:])
+        # ``contiguous`` makes the copy faster where x is a part of a larger tensor
+        block.index_copy_(0, slots, x.contiguous())
+        shape = (t, b) if time_major else (b, t)
+        return block.view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Take the values of the interactions out of a padded block: the inverse of :meth:`pad`.
@@ -487,18 +495,22 @@ class PaddedBatch(SequenceBatch):
             [b, t, ...] (``start``) or [b, n, ...] (``end``), or time-major [t or n, b, ...].
         """
         b, width = self.batch_size, self.block_width(align)  # width: t or n
-        is_padding = self.padding  # [b, t], of the block aligned at the start
-        if align == "end":
+        if align == "start":
+            values, is_padding = x, self.padding  # [b * t, ...] and [b, t]
+        else:
             # the interaction that each column takes, counted from 0 in its history, and negative
-            # where the column is padding: -2, -1, 0, 1 in the example
-            index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
-            is_padding = index < 0  # [b, n]
+            # where the column is padding: -2, -1, 0, 1 in the example, with 2 columns of padding
+            num_padding = width - self.lengths[:, None]  # [b, 1]
+            index = torch.arange(width, device=x.device) - num_padding  # [b, n]
+            is_padding = index < 0
             # its place in x, where the history begins at ``first``; padding takes any value
             place = self.first[:, None] + index.clamp(min=0)
-            x = x.index_select(0, place.view(-1))  # [b * n, ...]
-        block = x.view(b, width, *x.shape[1:])
-        # zeros at padding, for all further dimensions of the block
-        block = block.masked_fill(is_padding.view(b, width, *[1] * (block.dim() - 2)), 0)
+            values = x.index_select(0, place.view(-1))  # [b * n, ...]
+
+        # zeros at padding; the mask gets the further dimensions of the block, with the size 1
+        block = values.view(b, width, *x.shape[1:])
+        mask = is_padding.view(b, width, *[1] * (x.dim() - 1))
+        block = block.masked_fill(mask, 0)
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
@@ -506,7 +518,8 @@ class PaddedBatch(SequenceBatch):
 
         This batch has t places for each of b histories: its interactions, then padding. A block
         that is aligned at the start has the same places. One that is aligned at the end has n
-        columns for each history, n being the maximum length, with the interactions last.
+        columns for each history, n being the maximum length, with the interactions last: its row
+        0, 0, 5, 6 gives the values 5, 6, 6 for t = 3. Values at padding mean nothing.
 
         Args:
             block: [b, t, ...] (``start``) or [b, n, ...] (``end``), or time-major [t or n, b, ...].
@@ -518,6 +531,10 @@ class PaddedBatch(SequenceBatch):
         """
         if time_major:
             block = block.transpose(0, 1)
-        flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])
-        # ``slots`` says where the value of each of the b * t places is among the b * n values
-        return flat if align == "start" else flat.index_select(0, self.slots(align))
+        width = self.block_width(align)  # t or n
+        values = block.reshape(self.batch_size * width, *block.shape[2:])
+        if align == "start":
+            return values
+        # ``slots`` [b * t] says which of the b * n values each place takes: those of its
+        # interactions, and at padding that of the newest one
+        return values.index_select(0, self.slots(align))
