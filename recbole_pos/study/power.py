@@ -54,10 +54,13 @@ class PairNoise:
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
         """Estimate the noise of the difference of two rows (configurations) from trained runs.
 
-        Each unit (user) has one difference: its mean over the seeds of the row, less its mean over
-        the seeds of the reference. A part of the variance of these differences is noise, since a
-        unit has other values with other seeds. It is subtracted here, so that the variance of true
-        differences is left.
+        Each unit (user) has a difference of means over seeds. The differences vary from unit to
+        unit for two reasons: the true ones do, and each has noise of its seeds. The noise is
+        subtracted here, so that the variance of the true differences is left:
+
+            true_variance = unit_variance - within_1 / seeds_1 - within_2 / seeds_2
+
+        where ``within`` is what the noise of units adds to the variance of a mean with one seed.
 
         Args:
             row, reference: [seeds, units] values of a metric for the same units, with two seeds or
@@ -67,18 +70,16 @@ class PairNoise:
         unit_differences = row.mean(0) - reference.mean(0)  # [units]
         unit_variance = float(unit_differences.var(ddof=1)) / num_units  # of the mean of them
 
-        # ``within`` is the noise of units in the mean of one seed. A mean over n seeds has 1 / n.
         row_noise, reference_noise = SeedNoise.from_values(row), SeedNoise.from_values(reference)
         unit_noise = row_noise.within / len(row) + reference_noise.within / len(reference)
         true_variance = max(unit_variance - unit_noise, 0.0)  # no variance is negative
-        return cls(num_units, true_variance, (row_noise, reference_noise))
+        return cls(num_units, true_variance, seed_noises=(row_noise, reference_noise))
 
     def predict_detectable(self, num_seeds: int) -> float:
         """Return the minimum detectable difference of a study with some number of seeds.
 
         It is the true difference with which 80% of such studies have a 95% confidence interval that
-        excludes zero. It follows from the standard error, which is predicted here as the study
-        itself will estimate it.
+        excludes zero. It follows from the standard error that such a study will estimate.
 
         Args:
             num_seeds: number of seeds of both rows.
@@ -86,17 +87,17 @@ class PairNoise:
         Returns:
             The difference; nan if nothing varies.
         """
-        # The study will see two sources of noise. The first is how the differences of the units
-        # (users) vary: by ``true_variance``, and by ``within``, since a unit has other values with
-        # other seeds. A mean over n seeds has 1 / n of that.
+        # The variance between units (users) that the study will see. Their true differences vary,
+        # and each has noise of its seeds, ``within``; a mean over n seeds has 1 / n of the noise.
         within = sum(noise.within for noise in self.seed_noises)
         unit_variance = self.true_variance + within / num_seeds
 
-        # The second is how the means vary by seed. A study with one seed cannot estimate that, and
-        # takes the noise of the runs that exist.
+        # The noise of the means of both rows, which is 1 / n of that of a single seed as well.
+        # With one seed, the study cannot estimate it, and takes it from the runs that exist.
         noises = list(self.seed_noises)
         if num_seeds > 1:
             noises = [noise.average(num_seeds) for noise in noises]
+
         error, df = combine_noise(unit_variance, self.num_units, noises)
         return compute_detectable(error, df)
 
@@ -129,17 +130,19 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
     metric, reference = table.metrics[0], table.reference
     noises = _estimate_noises(results, metric, reference)  # name of a column -> PairNoise
 
-    numbers = range(1, _MOST_SEEDS + 1)  # up to 10
+    numbers = range(1, _MOST_SEEDS + 1)  # of seeds, up to 10
     columns = {"seeds of each": list(map(str, numbers))}
-    columns["seeds of each"][0] += "†"  # the mark of a note below the table
     for name, noise in noises.items():
         columns[name] = [format_number(noise.predict_detectable(number)) for number in numbers]
 
+    # The line of the wanted difference.
     if wanted is not None:
         columns["seeds of each"].append(f"needed for {wanted:g}")
         for name, noise in noises.items():
             columns[name].append(str(noise.count_needed_seeds(wanted) or f"over {_MOST_SEARCHED}"))
 
+    # Notes below the table. The sign † marks the line of one seed, and its note.
+    columns["seeds of each"][0] += "†"
     first_noise, *_ = noises.values()
     notes = (
         f"{format_metric(metric)} of {first_noise.num_units:,} {results.plan.unit}s. A difference "
@@ -157,7 +160,7 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
 
 
 def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str, PairNoise]:
-    """Estimate the noise of a row's difference from the reference, for several rows.
+    """Estimate the noise of the difference from the reference, for several rows.
 
     Args:
         results: results of the study, with the ranks of its runs.
@@ -165,10 +168,10 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
         reference: name of the row (configuration) that others are compared to.
 
     Returns:
-        Name -> noise of the difference of two rows. The first, ``like`` and the name of the
-        reference, is for a new row, which is assumed to have the noise of the reference and the
-        same true values. Then come the first four of the trained rows with two seeds or more. Rows
-        that start from the models of the reference are left out, since they share their noise.
+        Name of a row -> noise of its difference from the reference, for example ``{"like SASRec":
+        PairNoise(...), "FPARec": PairNoise(...)}``. The first is a row that has not been trained,
+        which is assumed to be like the reference. Then come up to four trained rows with two seeds
+        or more. Rows that start from the models of the reference share its noise, and are left out.
 
     Raises:
         UsageError: if the reference does not have two seeds with ranks; says how to train them.
@@ -188,9 +191,11 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
     reference_values = values.pop(reference)
 
-    # Compared with itself, the reference has no true differences, and its noise counts twice: once
-    # for the new row.
+    # The new row. Compared with itself, the reference has no true differences, and its noise counts
+    # twice: once for the new row.
     noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
+
+    # The trained rows. Coupled rows come from the same trained models.
     is_coupled = {row: results.plan.are_coupled(row, reference) for row in values}
     trained = [row for row in values if len(values[row]) > 1 and not is_coupled[row]]
     for row in trained[:_MOST_ROWS]:

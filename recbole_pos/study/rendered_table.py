@@ -149,13 +149,16 @@ class RenderedTable:
         yield table
 
     def _compute_width(self, column: int) -> int:
-        """Return the smallest width of a column, in characters, that breaks no word."""
-        # The words of the name and of all cells; no-break spaces join words of a cell. cell_len is
-        # the width of a word on a terminal.
-        words = self.columns[column].split()
+        """Return the smallest width of a column, in characters, that breaks no word.
+
+        Args:
+            column: index of the column.
+        """
+        words = self.columns[column].split()  # of its name
         for line in self.lines:
+            # Without an argument, split would also break no-break spaces, which join words.
             words += f"{line[column].text} {line[column].detail}".split(" ")
-        return max(map(cell_len, words))
+        return max(map(cell_len, words))  # cell_len is the width of a word on a terminal
 
 
 def _escape_markdown(text: str) -> str:
@@ -228,11 +231,13 @@ def format_duration(seconds: float) -> str:
     """
     if math.isnan(seconds):
         return ""
-    # From the largest unit to the smallest: length in seconds and name, of it and the next smaller.
+    # From the largest unit to the smallest: (3_600, "h", 60, "min") stands for hours of 3,600
+    # seconds and the next smaller unit, minutes of 60 seconds.
     for unit, name, smaller_unit, smaller_name in _TIME_UNITS:
-        # Round to the smaller unit first, so that 59.7 s become 1 min and not 60 s. Then divide by
-        # how many of them make a larger one: 125 min are 2 h and a remainder of 5 min.
-        number, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
+        # Round to the smaller unit: 7,510 s are 125 min. Divide them by 60, the minutes of an hour:
+        # 2 h and a remainder of 5 min. As rounding comes first, 59.7 s become 1 min, and not 60 s.
+        num_smaller = round(seconds / smaller_unit)
+        number, remainder = divmod(num_smaller, unit // smaller_unit)
         if number:
             return f"{number} {name}" + (f" {remainder} {smaller_name}" if remainder else "")
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

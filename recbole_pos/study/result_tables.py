@@ -79,68 +79,83 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
 
     The columns are the number of seeds; the metrics, with their deviation over seeds and the values
     of the paper; the difference from the reference with its interval; and the costs of training.
-    The interval is over units: users, or sessions if the dataset has sessions.
 
     Args:
         results: results of the study.
         comparison: the numbers of one of its tables: means and differences.
     """
-    table, unit = comparison.table, results.plan.unit
-    means, differences = comparison.means, comparison.differences
+    table, differences = comparison.table, comparison.differences
     columns = {
         "configuration": [Cell(row) for row in table.rows],
         "seeds": [_make_seeds_cell(results, row) for row in table.rows],
     }
 
-    # Notes on what was predicted and ranked, and on how many targets.
-    notes = describe_targets(results, table)
-    notes.append("Mean ± standard deviation over seeds; bold is the highest of a column.")
-    from_ranks = means.dropna(subset=["targets"])  # metrics computed from the ranks of targets
+    # A column for each metric: those of the table, the first one in validation, and the recall of
+    # cold targets (items without training interactions).
+    titles = {metric: format_metric(metric) for metric in table.metrics}
+    if table.validation:
+        titles[VALIDATION] = f"{format_metric(results.plan.metrics[0])}, validation"
+    for metric in comparison.means["metric"].unique():
+        if metric.endswith(COLD_TARGETS):
+            titles[metric] = format_metric(metric)
+    for metric, title in titles.items():
+        columns[title] = _make_metric_cells(results, comparison, metric)
+
+    # A column of the differences from the reference, and columns of epochs, time and parameters.
+    if not differences.empty:
+        title = f"{format_metric(table.metrics[0])} - {table.reference}"
+        columns[title] = [_make_difference_cell(differences, row) for row in table.rows]
+    columns |= _make_cost_columns(results, table.rows)
+
+    notes = [*describe_targets(results, table), *_explain_numbers(comparison, results.plan.unit)]
+    return RenderedTable.from_columns(table.title, columns, notes)
+
+
+def _explain_numbers(comparison: Comparison, unit: str) -> list[str]:
+    """Return the notes below a main table on how its means and differences were computed.
+
+    Args:
+        comparison: the numbers of the table.
+        unit: word for what the dataset has as users, ``user`` or ``session``.
+    """
+    means, differences = comparison.means, comparison.differences
+    notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
+
+    # The number of targets is known of metrics that were computed from their ranks.
+    from_ranks = means.dropna(subset=["targets"])
     if len(from_ranks):
         size = _describe_size(from_ranks.iloc[0], unit)
         notes.append(f"{size}; {unit}s are taken as independent.")
 
-    # A column for each metric: first those of the table, then validation, then cold items.
-    cold_metrics = [metric for metric in means["metric"].unique() if metric.endswith(COLD_TARGETS)]
-    titles = {metric: format_metric(metric) for metric in table.metrics}
-    if table.validation:
-        titles[VALIDATION] = f"{format_metric(results.plan.metrics[0])}, validation"
-    titles |= {metric: format_metric(metric) for metric in cold_metrics}
-    for metric, title in titles.items():
-        columns[title] = _make_metric_cells(results, comparison, metric)
-
-    # A column of the differences from the reference, and notes that explain their marks.
     if not differences.empty:
-        title = f"{format_metric(table.metrics[0])} - {table.reference}"
-        columns[title] = [_make_difference_cell(differences, row) for row in table.rows]
         notes.append(
             f"Differences are paired by target, with 95% intervals over {unit}s and seeds; "
             "* is below 0.05 after Holm's correction over the table."
         )
     notes += _select_seed_noise_notes(differences)  # on intervals marked by † or ‡
-    for metric in cold_metrics:
-        num_targets = int(means.loc[means["metric"] == metric, "targets"].max())
-        notes.append(f"Cold targets: {num_targets:,}, whose items have no interaction in training.")
 
-    # Epochs, training time and parameters.
-    columns |= _make_cost_columns(results, table.rows)
-    return RenderedTable.from_columns(table.title, columns, notes)
+    is_cold = [metric.endswith(COLD_TARGETS) for metric in means["metric"]]
+    if any(is_cold):
+        num_targets = int(means.loc[is_cold, "targets"].max())
+        notes.append(f"Cold targets: {num_targets:,}, whose items have no interaction in training.")
+    return notes
 
 
 def describe_targets(results: Results, table: TablePlan) -> list[str]:
     """Return sentences on what was predicted in a table, and among which items it was ranked.
 
-    The first sentence is on the split and the number of test targets. It also names the candidates
-    (the items that are ranked), and counts targets that their user has had before. There may be two
-    more sentences: on a sample of users for validation, and on targets whose order is arbitrary,
-    since another interaction of the user has the same time.
+    An example of the first sentence, without what is not known: ``Protocol: split LS:
+    valid_and_test, 943 test targets (target: all), ranked among all items, 12 of them items that
+    their user has had before.`` There may be two more: on a sample of users for validation, and on
+    targets whose order is arbitrary, since the user has another interaction at the same time.
 
     Args:
         results: results of the study, with the summary of its split.
         table: the table; only runs of its rows (configurations) are considered.
     """
-    split = results.facts.split
+    split = results.facts.split  # facts by name; empty if unknown
     runs = results.done[results.done["row"].isin(table.rows)]
+    # The different candidates (items that are ranked) of the runs, in words, such as "all items".
     candidates = [text for text in runs.get("candidates", pd.Series(dtype=str)).unique() if text]
 
     # The first sentence.
@@ -152,11 +167,12 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
     if candidates:
         facts.append(f"ranked among {join_names(candidates)}")
     if "repeated_targets" in split:
-        repeated = f"{split['repeated_targets']['test']:,}"
-        # If seen items are not ranked, a model cannot find a target that was seen before.
-        # WITHOUT_SEEN are the words for candidates without those items.
-        outcome = "; they are misses" if candidates == [WITHOUT_SEEN] and repeated != "0" else ""
-        facts.append(f"{repeated} of them items that their user has had before{outcome}")
+        num_repeated = split["repeated_targets"]["test"]  # targets that were seen before
+        text = f"{num_repeated:,} of them items that their user has had before"
+        # No model can find them if all runs rank only unseen items, which is WITHOUT_SEEN in words.
+        if num_repeated and candidates == [WITHOUT_SEEN]:
+            text += "; they are misses"
+        facts.append(text)
 
     # The other sentences.
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
@@ -321,30 +337,36 @@ def _format_p(value: float) -> str:
 
 
 def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> RenderedTable:
-    """Return a table with the main metric of every row (configuration) in each bin of test targets.
+    """Return a table of the main metric in each bin (group of test targets), a column for each.
 
-    Below each value is the difference from the reference, with its interval.
+    It has a line for each row (configuration). A cell has the mean of the metric, and below it the
+    difference from the reference with its interval.
 
     Args:
         comparison: the numbers of one table of the study.
         kind: what the targets are grouped by: ``history``, ``age``, ``popularity`` or ``cold``.
         unit: word for what the dataset has as users, ``user`` or ``session``.
     """
-    means, differences = comparison.bins[kind]  # one line per bin and row each
+    # Two frames with a line for each bin and row; ``differences`` has none for the reference.
+    means, differences = comparison.bins[kind]
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
-    for name, bin_means in means.groupby("bin", sort=False):  # bins in their order
-        # The highest mean as text; all cells with this text are bold. It is empty for a single row.
+    for bin_name, bin_means in means.groupby("bin", sort=False):  # bins in their order
+        # The highest mean as it is written, so that all means that look the same are bold. It is
+        # empty for a single row.
         best = _format_best(bin_means["mean"])
-        bin_differences = differences[differences["bin"] == name]
+        bin_differences = differences[differences["bin"] == bin_name]
         cells = []
         for row, mean in zip(bin_means["row"], bin_means["mean"], strict=True):
             text = format_number(mean)
+            is_best = text != "" and text == best
+            # This cell has the difference as its text, and the interval as its detail. Here both
+            # are the detail. They are empty for the reference.
             difference = _make_difference_cell(bin_differences, row)
-            detail = f"{difference.text} {difference.detail}".strip()  # "" for the reference
-            cells.append(Cell(text, detail, bool(text) and text == best))
+            detail = f"{difference.text} {difference.detail}".strip()
+            cells.append(Cell(text, detail, is_best))
         # The title has the size of the bin, which is the same for all rows.
-        columns[f"{name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
+        columns[f"{bin_name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
 
     grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
     note = f"Below each figure: the difference to {table.reference} with its 95% interval."
@@ -384,18 +406,20 @@ def make_failures_table(results: Results) -> RenderedTable | None:
 def make_search_table(results: Results) -> RenderedTable | None:
     """Return a table of the options that each search of a study has chosen; None without a search.
 
-    A search tries several combinations of options of a row (a configuration), each in a trial. A
-    line of the table is such a row: its number of trials, the options of the best trial, and its
-    validation value. If searches choose by several metrics, the metric stands beside the value.
+    A search tries several combinations of options of a configuration, each in a trial. The table
+    has a line for each search: ``SASRec | 12 | learning_rate: 0.001 | 0.0425`` says that the best
+    of 12 trials had this learning rate and this validation value.
 
     Args:
-        results: results of the study. Its ``searches`` have one line per trial, with the row, the
-            options, the validation value and its metric, and whether the trial was chosen.
+        results: results of the study. Its ``searches`` have one line per trial, with the row (the
+            configuration), the options, the validation value and its metric, and whether the trial
+            was chosen.
     """
     if results.searches.empty:
         return None
 
-    # Models may differ in the metric of their early stopping, by which their search chooses.
+    # Models may differ in the metric of their early stopping, by which their search chooses. If so,
+    # each value has the name of its metric as detail.
     metrics = [format_metric(metric) for metric in results.searches["metric"].unique()]
     lines = []
     for row, trials in results.searches.groupby("row", sort=False):
@@ -436,19 +460,21 @@ def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
         comparisons: the numbers of all tables of the study.
 
     Returns:
-        One line per table, row (configuration), metric and bin. Metrics over all test targets have
-        the bin ``all targets``. Differences are of a table's first metric; their columns are empty
-        in lines of other metrics and of the reference.
+        One line per table, row (configuration), metric and bin (group of test targets); metrics
+        over all targets have the bin ``all targets``. The columns are these four, those of the
+        means (mean, deviation, seeds and so on), and those of the differences (difference, low,
+        high, p and so on). The latter are empty in lines of the reference, and of all metrics but a
+        table's first.
     """
     keys = ["row", "metric", "bin"]
     frames = []
     for comparison in comparisons:
-        # Each pair of frames has a line per row, metric and bin. A kind of bins groups the targets,
-        # for example by the length of the history; its pair is in the values of ``bins``.
+        # Pairs of means and differences: over all targets, and in the bins of each kind, for
+        # example by the length of the history. All these frames have the columns ``keys``.
         overall = comparison.means.assign(bin=ALL), comparison.differences
-        # Put the differences beside the means, first over all targets, then for each kind of bins.
         for means, differences in [overall, *comparison.bins.values()]:
-            if not differences.empty:  # both frames have these counts; keep those of the means
+            # Put the differences beside the means. Both have the same counts, so keep those once.
+            if not differences.empty:
                 differences = differences.drop(columns=["seeds", "targets", "units"])
                 means = means.merge(differences, on=keys, how="left")
             frames.append(means.assign(table=comparison.table.title))

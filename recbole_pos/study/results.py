@@ -135,21 +135,22 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         table: a table of its plan.
 
     Returns:
-        The means of all rows; the differences and bins of rows whose runs have saved the ranks of
-        the test targets. There are no differences and bins if the reference has no ranks, or if the
-        first metric does not follow from ranks.
+        The means of all rows; and the differences and bins of rows whose runs have saved the ranks
+        of the test targets. If the reference has no ranks, or the first metric is not computed from
+        ranks, there are only means.
     """
-    main, ranks, reference = table.metrics[0], results.ranks, table.reference
+    # The means of all metrics; a table may also show the validation metric, and cold targets.
     ranked = [row for row in table.rows if results.is_ranked(row)]  # rows whose runs have ranks
-
-    # Means of all metrics; a table may also show the validation metric, and cold targets.
     metrics = [*table.metrics, *([VALIDATION] if table.validation else [])]
     frames = [_average_metric(results, table, metric) for metric in metrics]
     means = concatenate([*frames, _average_cold_targets(results, table, ranked)])
+
+    main, ranks, reference = table.metrics[0], results.ranks, table.reference
     if ranks is None or reference not in ranked or not is_from_ranks(main):
         return Comparison(table, means, differences=pd.DataFrame(columns=_DIFFERENCES), bins={})
 
-    # Differences over all targets. Two rows are coupled if they start from the same trained models.
+    # The differences over all targets (ONE_BIN has every target). are_coupled says whether two rows
+    # start from the same trained models, so that their results are not independent.
     others, are_coupled = [row for row in ranked if row != reference], results.plan.are_coupled
     differences = compute_differences(ranks, main, reference, others, ONE_BIN, are_coupled)
 
@@ -250,35 +251,38 @@ def _average_cold_targets(
 ) -> pd.DataFrame:
     """Return the mean recall of cold targets, which are items without training interactions.
 
-    Only models that read content (vectors or features of items) can find such items. The recall is
-    computed from the ranks of the test targets, so it needs rows whose runs have saved them.
+    Only models that read content (vectors or features of items) can find such items. A table
+    without such a model does not show this recall.
 
     Args:
-        results: results of the study; the popularity of a test target is its number of training
-            interactions, 0 for a cold one.
-        table: the table of its plan; the cutoff of the recall is that of its first metric.
-        ranked: names of its rows (configurations) whose runs have ranks.
+        results: results of the study, with the ranks of the test targets.
+        table: a table of its plan. The cutoff of its first metric is that of the recall.
+        ranked: rows (configurations) of the table whose runs have saved ranks.
 
     Returns:
-        One line for each row in ``ranked``, in this order, with the columns of
-        :func:`_average_metric`; the metric is called, for example, ``recall@10, cold targets``.
-        Empty if no row of the table reads content, if no target is cold, or if the first metric of
-        the table is not one that ranks give.
+        One line for each row in ``ranked``, in this order, with the columns ``_MEANS``; the metric
+        is called, for example, ``recall@10, cold targets``. Empty if there is nothing to show: no
+        row of the table reads content, no target is cold, or the first metric of the table is not
+        computed from ranks.
     """
-    main, ranks = table.metrics[0], results.ranks
     no_lines = pd.DataFrame(columns=_MEANS)  # the columns row, metric, mean, and so on
-    row_options = [results.plan.make_options(row) for row in table.rows]
-    reads_content = any(o.get("item_vectors") or o.get("item_features") for o in row_options)
-    if ranks is None or not reads_content or not is_from_ranks(main):
+    main, ranks = table.metrics[0], results.ranks
+    if ranks is None or not is_from_ranks(main):
         return no_lines
 
+    row_options = [results.plan.make_options(row) for row in table.rows]
+    if not any(o.get("item_vectors") or o.get("item_features") for o in row_options):
+        return no_lines
+
+    # The popularity of a target is its number of training interactions.
     is_cold = ranks.targets["popularity"].to_numpy() == 0  # [targets]
     if not is_cold.any():
         return no_lines
 
-    # compute_means returns a line for each row of the study. Only those of this table are taken,
-    # and named as the recall of cold targets, with the cutoff of the first metric.
-    metric = f"recall@{main.partition('@')[2]}"
+    # compute_means returns a line for each row of the study that has ranks. Only those of this
+    # table are kept.
+    _, _, cutoff = main.partition("@")
+    metric = f"recall@{cutoff}"
     means = _select_rows(compute_means(ranks, metric, {"cold": is_cold}), ranked)
     return means.assign(metric=metric + COLD_TARGETS).reindex(columns=_MEANS)
 
@@ -348,11 +352,14 @@ def _compare_in_bin(
 ) -> list[dict[str, Any]]:
     """Compare rows (configurations) with the reference over the test targets of one bin.
 
-    A bin is a group of targets. A row is compared over the seeds that :func:`_select_seeds` takes.
+    A bin is a group of targets.
 
     Args:
-        table, metric, reference, rows, are_coupled: as of :func:`compute_differences`.
+        table, metric: ranks of the test targets in all runs, and a name such as ``ndcg@10``.
+        reference, rows: the row that all others are compared to, and the names of these.
         mask: [targets] whether a target is in the bin.
+        are_coupled: returns whether two rows come from the same trained models, so that they share
+            the noise of a seed.
 
     Returns:
         A mapping for each row, column -> value: its name, counts of targets, units and seeds, and
@@ -360,9 +367,11 @@ def _compare_in_bin(
     """
     # The metric, summed over the targets of each unit (user): row -> [seeds, units].
     totals, num_targets = table.sum_gains(metric, mask)
-    pooled = _pool_noise(totals, num_targets, are_coupled)  # for rows with a single seed
+    # The noise between seeds, averaged over the rows; a row with a single seed takes it.
+    pooled = _pool_noise(totals, num_targets, are_coupled)
     lines, unit_differences = [], []
     for row in rows:
+        # The sums of the seeds that are compared: of coupled rows those that both have, else all.
         is_coupled = are_coupled(row, reference)
         row_sums, reference_sums = _select_seeds(table, totals, row, reference, is_coupled)
         line = {"row": row, "targets": num_targets.sum(), "units": len(num_targets)}
@@ -389,23 +398,25 @@ def _describe_difference(
 ) -> dict[str, Any]:
     """Return what a table shows of the difference of a row (configuration) and the reference.
 
-    The difference is that of the means over all test targets. Its error is estimated from one value
-    for each unit (user), since the targets of a unit are not independent. If units have different
-    numbers of targets, the difference of the means of these values is not quite the one that is
-    shown. So the confidence interval is moved to that one, with the same width.
+    The difference that is shown is that of the means over all test targets. Its error cannot be
+    estimated from the targets, since those of a unit (user) are not independent. So it is estimated
+    from one value for each unit.
 
     Args:
         row_sums, reference_sums: [seeds, units] sums of a metric over the targets of each unit.
         num_targets: [units] number of targets of each unit.
-        pooled, is_coupled: as of :func:`estimate_difference`.
+        pooled: average noise between seeds, for a row with a single seed; None if it is unknown.
+        is_coupled: whether both rows come from the same trained models, and share their noise.
 
     Returns:
         Column -> value: difference, low, high, error, df, p_t, detectable and seed_noise.
     """
+    # One value for each seed and unit. Their mean over the units is about that over the targets.
     row_values = compute_pseudo_values(row_sums, num_targets)  # [seeds, units]
     reference_values = compute_pseudo_values(reference_sums, num_targets)
     estimate = estimate_difference(row_values, reference_values, pooled, is_coupled)
 
+    # Show the exact difference over the targets, and an interval of the same width around it.
     unit_differences = row_sums.mean(0) - reference_sums.mean(0)  # [units] of the sums
     shown = replace(estimate, difference=float(unit_differences.sum() / num_targets.sum()))
     low, high = shown.interval

@@ -108,10 +108,12 @@ class RankTable:
         # With weights, bincount sums the gains of each user: [runs, users].
         totals = np.stack([np.bincount(user_index, run, len(num_targets)) for run in gains])
 
-        # Separate the runs by row (in the order of the rows), each row's sorted by seed.
+        # Separate the runs by row (in the order of the rows), each row's sorted by seed. The index
+        # of ``self.runs`` is 0, 1, 2 and so on: the number of a run, also in ``totals``.
         by_row = {}
         for row, runs in self.runs.groupby("row", sort=False):
-            by_row[row] = totals[runs.sort_values("seed").index]
+            run_numbers = runs.sort_values("seed").index
+            by_row[row] = totals[run_numbers]
         return by_row, num_targets
 
 
@@ -149,8 +151,8 @@ class SeedNoise:
 
     Attributes:
         between: variance of the means of runs with different seeds.
-        within: part of ``between`` that comes from units that react differently to a seed. The
-            variance between units covers it already.
+        within: part of ``between`` that comes from single units, which react differently to a
+            seed. The variance between units has this part in it already.
         df: degrees of freedom of ``between``.
         level: mean of the metric over seeds and units.
     """
@@ -162,11 +164,15 @@ class SeedNoise:
 
     @classmethod
     def from_values(cls, values: np.ndarray) -> SeedNoise:
-        """Estimate the noise of seeds from the values of a metric in several runs.
+        """Estimate the noise of a single seed from the values of a metric in several runs.
 
-        A value is ``values[s, u] = mean + a[s] + b[u] + e[s, u]``, with the effects a of the seed
-        and b of the unit (user), and the residual e. ``between``, the variance of the seeds' means,
-        estimates ``var(a) + var(e) / num_units``. Its second part is ``within``.
+        A value is a sum of effects, ``values[s, u] = mean + a[s] + b[u] + e[s, u]``: of the seed
+        (a), of the unit (b, such as a user) and a residual (e). Only a and e vary with the seed, so
+        the variance of a seed's mean over the units is
+
+            between = var(a) + var(e) / num_units
+
+        The second term is ``within``.
 
         Args:
             values: [seeds, units] values of two seeds or more.
@@ -174,21 +180,25 @@ class SeedNoise:
         num_seeds, num_units = values.shape
         seed_means = values.mean(1, keepdims=True)  # [seeds, 1]
         unit_means = values.mean(0, keepdims=True)  # [1, units]
-        level, df = float(values.mean()), num_seeds - 1
-        between = float(seed_means.var(ddof=1))
+        df = num_seeds - 1  # degrees of freedom of ``between``
 
-        # var(e) is the sum of squares over its degrees of freedom, (seeds - 1) * (units - 1).
+        # var(e) is the sum of squared residuals over their degrees of freedom, which are
+        # (seeds - 1) * (units - 1).
         residuals = values - seed_means - unit_means + values.mean()
         residual_variance = (residuals**2).sum() / (df * max(num_units - 1, 1))
-        return cls(between, float(residual_variance / num_units), df, level)
+        return cls(
+            between=float(seed_means.var(ddof=1)),
+            within=float(residual_variance / num_units),
+            df=df,
+            level=float(values.mean()),
+        )
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
-        """Average the noise of several rows (configurations), as a pooled variance does.
+        """Return the average noise of several rows (configurations), as a pooled variance.
 
-        A row with n seeds has n - 1 degrees of freedom, ``df``, which is its weight; the average
-        has their sum. Averaged are ``between``, the variance of a row's means by seed; ``within``,
-        the part of it that comes from single units (users); and ``level``, the mean of the metric.
+        The noise of a row with n seeds has n - 1 degrees of freedom, ``df``. They are its weight in
+        the average, which has their sum.
 
         Args:
             rows: for each row its values [seeds, units]. Rows with equal values in all seeds are
@@ -207,41 +217,46 @@ class SeedNoise:
         if not noises:
             return None
 
+        # The weighted averages of three numbers of each noise: its two variances and its mean.
         numbers = [(noise.between, noise.within, noise.level) for noise in noises]
         dfs = [noise.df for noise in noises]
         between, within, level = np.average(numbers, axis=0, weights=dfs)
-        return cls(between, within, sum(dfs), level)
+        return cls(between, within, df=sum(dfs), level=level)
 
-    def scale(self, factor: float) -> SeedNoise:
+    def scale_variances(self, factor: float) -> SeedNoise:
         """Return this noise with its two variances multiplied by a factor."""
         return replace(self, between=factor * self.between, within=factor * self.within)
 
     def average(self, num_seeds: int) -> SeedNoise:
-        """Return the noise of the mean over n seeds: 1 / n of the noise of a single seed.
+        """Return the noise of a mean over n seeds: its variances are 1 / n of those of one seed.
+
+        A study estimates these variances from its own n seeds. So they have n - 1 degrees of
+        freedom, even if this noise was estimated from another number of seeds.
 
         Args:
-            num_seeds: n, the seeds that are averaged. Their own variance is the estimate of the
-                noise, so it has n - 1 degrees of freedom.
+            num_seeds: n, the seeds of the study.
         """
-        return replace(self.scale(1 / num_seeds), df=num_seeds - 1)
+        return replace(self.scale_variances(1 / num_seeds), df=num_seeds - 1)
 
     def add_up(self, levels: Iterable[float]) -> SeedNoise:
         """Return the noise that rows (configurations) with one seed add to a difference.
 
         Such a row cannot show its own noise. It is assumed to have this one, the pooled noise of
-        other rows. Noise grows with the metric: a row with twice the mean of the pooled rows is
-        assumed to have four times their variance. A row with a lower mean has the whole variance.
+        other rows, which grows with the metric: if these have a mean of 0.1, a row with a mean of
+        0.2 gets four times their variances. A row with a lower mean gets them unchanged.
 
-        The variances of two rows are multiples of the same estimate. So they are added up to one
+        The variances of several rows are multiples of one estimate. So they are added up to one
         noise, with the degrees of freedom of that estimate.
 
         Args:
             levels: mean of the metric of each row.
         """
-        # ``self.level`` is the mean of the metric in the pooled rows. If it is 0, nothing can be
-        # compared to it, and the noise is taken as it is.
-        factors = [max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0 for level in levels]
-        return self.scale(sum(factors))
+        # A metric that is twice as large has four times the variance, so the ratio is squared.
+        factors = []
+        for level in levels:
+            ratio = level / self.level if self.level > 0 else 1.0  # to the mean of the pooled rows
+            factors.append(max(ratio, 1.0) ** 2)
+        return self.scale_variances(sum(factors))
 
 
 @dataclass(frozen=True)
@@ -282,11 +297,11 @@ def compute_detectable(error: float, df: float) -> float:
     Args:
         error, df: standard error of the difference, and its degrees of freedom.
     """
-    # An interval excludes zero if the estimate is above t(0.975) errors, half of its width. That is
-    # so in 80% of studies if the true difference is t(0.8) errors above this bound. stdtrit returns
-    # these quantiles t of Student's distribution.
-    quantiles = stdtrit(df, [(1 + LEVEL) / 2, POWER])
-    return error * float(quantiles.sum())
+    # A 95% interval is ``estimate ± t_interval * error``. It excludes zero (from above) if the
+    # estimate is over ``t_interval * error``. In 80% of studies the estimate is over ``true
+    # difference - t_power * error``. Both bounds are equal at the difference that is returned.
+    t_interval, t_power = stdtrit(df, [(1 + LEVEL) / 2, POWER])  # quantiles 0.975 and 0.8
+    return error * float(t_interval + t_power)
 
 
 def estimate_difference(
@@ -297,8 +312,8 @@ def estimate_difference(
 ) -> Estimate:
     """Estimate the difference of two rows (configurations) and its standard error.
 
-    The error has two sources: that of the units (users), and that of the seeds, which
-    :class:`SeedNoise` describes as the variance of a row's means by seed.
+    The error has two sources: the difference varies from unit to unit (from user to user), and the
+    mean of a row varies from seed to seed.
 
     Args:
         row, reference: [seeds, units] values of a metric for the same units.
@@ -312,46 +327,52 @@ def estimate_difference(
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
 
-    # The seeds. Two independent rows each have noise of their own. Of coupled rows, subtract seed s
+    # The noise of seeds. Two independent rows each have their own. Of coupled rows, subtract seed s
     # of one from seed s of the other: the noise that they share cancels out, and only that of the
     # differences is left. One pair of seeds cannot show it, so such rows count as independent.
     uses_pairs = is_coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if uses_pairs else [row, reference]
     noises, seed_noise = _estimate_seed_noises(sides, pooled)
 
-    # The units: the error of the mean over them. Then both sources together.
+    # Without any gain in either row, as where no model finds a cold item, nothing varies. That does
+    # not mean that the estimate is precise, so it has no error.
+    if not (row.any() or reference.any()):
+        return Estimate(difference, math.nan, math.nan, seed_noise)
+
+    # The variance of the mean over the units, together with the noise of seeds.
     unit_differences = row.mean(0) - reference.mean(0)  # [units]
     unit_variance = float(unit_differences.var(ddof=1)) / num_units
     error, df = combine_noise(unit_variance, num_units, noises)
-    if not (row.any() or reference.any()):
-        # Zeros only, as where no cold item is found, do not mean that the estimate is precise.
-        error = df = math.nan
     return Estimate(difference, error, df, seed_noise)
 
 
 def _estimate_seed_noises(
     sides: Sequence[np.ndarray], pooled: SeedNoise | None
 ) -> tuple[list[SeedNoise], str]:
-    """Estimate the noise of seeds in the means of the sides of a difference.
+    """Estimate how much the seeds make a difference vary.
 
     Args:
-        sides: [seeds, units] values of each side: of two rows (configurations), or of their
-            differences by seed.
-        pooled: as of :func:`estimate_difference`.
+        sides: [seeds, units] values of a metric: of the two rows (configurations) that are
+            compared, or, where seeds are paired, only of their differences by seed.
+        pooled: average noise of one seed in the study, which a side with a single seed takes; None
+            if it is unknown.
 
     Returns:
-        The noises, whose variances add up; and where they are from, as ``seed_noise`` of
-        :class:`Estimate`.
+        noises: of the mean of each side over its seeds. Sides with a single seed have one noise
+            together, or none if it is unknown. The variances of all of them add up.
+        source: where they are from: ``own`` (several seeds of each side), ``pooled`` or
+            ``unknown``.
     """
     # A side with several seeds shows its own noise. Its mean over n seeds has 1 / n of it.
     noises = [SeedNoise.from_values(side).average(len(side)) for side in sides if len(side) > 1]
     if len(noises) == len(sides):
         return noises, "own"
 
-    # The others have one seed each, and take the pooled noise.
+    # The other sides take the pooled noise, which grows with the mean of the metric.
     if pooled is None:
         return noises, "unknown"
-    noises.append(pooled.add_up(float(side.mean()) for side in sides if len(side) == 1))
+    means = [float(side.mean()) for side in sides if len(side) == 1]
+    noises.append(pooled.add_up(means))
     return noises, "pooled"
 
 
@@ -360,12 +381,11 @@ def combine_noise(
 ) -> tuple[float, float]:
     """Return the standard error of a difference of two means, and its degrees of freedom.
 
-    The variance of the difference comes from the units (users) and from the seeds of each noise:
+    A mean varies from seed to seed by the variance ``between``. A part of that, ``within``, comes
+    from single units (users), and the variance between units has it in it already. So the variance
+    of the difference is that of the units, and what the seeds of each side add to it:
 
         variance = unit_variance + (between_1 - within_1) + (between_2 - within_2)
-
-    ``between`` is the variance that different seeds give to a mean. ``within`` is the part of it
-    that comes from single units. It is subtracted, since ``unit_variance`` has it already.
 
     Each term is estimated with degrees of freedom of its own. By Satterthwaite's approximation, the
     degrees of freedom of their sum are
@@ -388,10 +408,12 @@ def combine_noise(
 
     denominator = unit_variance**2 / (num_units - 1)
     denominator += sum(noise.between**2 / noise.df for noise in noises)
-    # A sum never has fewer degrees of freedom than the term with the fewest. The formula can give
-    # fewer, since ``within`` is subtracted in its numerator only.
-    lowest = min([num_units - 1, *(noise.df for noise in noises)])
-    return math.sqrt(variance), float(max(variance**2 / denominator, lowest))
+    df = variance**2 / denominator
+
+    # A sum has at least the degrees of freedom of its term with the fewest. The formula can give
+    # less than that, since ``within`` makes only its numerator smaller.
+    lowest_df = min([num_units - 1, *(noise.df for noise in noises)])
+    return math.sqrt(variance), float(max(df, lowest_df))
 
 
 # --- tests ---
@@ -407,29 +429,42 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     and does not cover the noise of seeds.
 
     Args:
-        differences: [units, comparisons] sums over the targets of a unit. The p-values are
-            two-sided, [comparisons], and 1 where no unit differs.
-    """
-    # The distance of each real sum from zero, a little smaller, so that sums that are equal but for
-    # rounding reach it.
-    thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12
-    p_values = np.empty(len(thresholds))
-    sampled = []  # comparisons with too many units (_MOST_UNITS_IN_FULL, 13) to try all flips
-    for comparison, column in enumerate(differences.T):
-        values = column[column != 0]  # a difference of 0 has no sign to flip
-        if len(values) > _MOST_UNITS_IN_FULL:
-            sampled.append(comparison)
-            continue
-        # All combinations of signs, for two units [[1, 1], [1, -1], [-1, 1], [-1, -1]].
-        signs = np.array(list(itertools.product([1, -1], repeat=len(values))))
-        sums = np.abs(signs @ values)
-        p_values[comparison] = (sums >= thresholds[comparison]).mean()
+        differences: [units, comparisons] sums over the targets of a unit.
 
-    if sampled:
-        # Units whose difference is 0 in all of these comparisons add nothing to a sum.
-        has_value = (differences[:, sampled] != 0).any(1)  # [units]
-        p_values[sampled] = _sample_flips(differences[has_value][:, sampled], thresholds[sampled])
+    Returns:
+        [comparisons] two-sided p-values; 1 where no unit differs.
+    """
+    # A flip counts if its sum is as far from zero as the real one. Rounding may make equal sums
+    # differ, so take a little off the distances.
+    thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12  # [comparisons]
+    p_values = np.empty(len(thresholds))
+
+    # Comparisons in which few units differ (up to _MOST_UNITS_IN_FULL, 13): all flips.
+    has_few = np.count_nonzero(differences, axis=0) <= _MOST_UNITS_IN_FULL  # [comparisons]
+    for comparison in np.flatnonzero(has_few):
+        p_values[comparison] = _try_all_flips(differences[:, comparison], thresholds[comparison])
+
+    # The others together: random flips. Units whose difference is 0 in all of them add nothing.
+    has_many = ~has_few
+    if has_many.any():
+        has_value = (differences[:, has_many] != 0).any(1)  # [units]
+        values = differences[has_value][:, has_many]
+        p_values[has_many] = _sample_flips(values, thresholds[has_many])
     return p_values
+
+
+def _try_all_flips(differences: np.ndarray, threshold: float) -> float:
+    """Return the share of all sign flips whose sum is at least so far from zero.
+
+    Args:
+        differences: [units] a value of each unit. One of 0 has no sign to flip.
+        threshold: the distance from zero.
+    """
+    values = differences[differences != 0]
+    # All combinations of signs, for two units [[1, 1], [1, -1], [-1, 1], [-1, -1]].
+    signs = np.array(list(itertools.product([1, -1], repeat=len(values))))
+    sums = np.abs(signs @ values)
+    return (sums >= threshold).mean()
 
 
 def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

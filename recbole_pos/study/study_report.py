@@ -96,6 +96,7 @@ class Report:
         Lines of the first metric also have the difference from the reference, if the runs have
         saved the ranks of their test targets.
         """
+        # Only the lines over all targets (ALL), and not those of single groups of targets (bins).
         frame = tabulate(self.results.comparisons)
         return frame[frame["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
 
