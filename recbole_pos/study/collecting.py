@@ -62,7 +62,7 @@ def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ())
     Raises:
         UsageError: naming a file that is damaged.
     """
-    study_facts = folder.read_facts()
+    study_facts = folder.read_facts()  # also why fits failed that have no folder: ``unmade``
     digests = folder.find_current_digests(plan)  # name of a fit -> name of its run's folder
 
     # A fit is a run that the plan asks for, of one row (configuration) with one seed. It is a trial
@@ -70,33 +70,38 @@ def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ())
     runs, trials = list(judged), []
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
-        run, facts = folder.run(digest), folder.read_fit(digest)  # no facts if it has not begun
+        run_folder, facts = folder.run(digest), folder.read_fit(digest)  # no facts: not begun
         identity = {"row": fit.row, "seed": fit.seed}
         if fit.trial is not None:
             # The process of a run, once it has started, writes the configuration first of all.
-            if facts and run.config.is_file():
-                trials.append(_describe_trial(fit, run, facts))
+            if facts and run_folder.config.is_file():
+                trials.append(_describe_trial(fit, run_folder, facts))
         elif facts:
             facts |= {**identity, "path": f"runs/{digest}"}
-            runs.append(_read_run(run, facts, plan.metrics[0]))
-        elif fit.name in study_facts.unmade:  # it failed before it had a folder
+            runs.append(_read_run(run_folder, facts, plan.metrics[0]))
+        elif fit.name in study_facts.unmade:
             reason = study_facts.unmade[fit.name]
             runs.append(Run({**identity, "status": FAILED, "reason": reason}))
 
-    # Row -> the options that its search has chosen, as text; its runs were trained with them.
-    searched = [run.facts for run in runs if run.facts.get("searched")]
-    chosen = {facts["row"]: format_options(facts["searched"]) for facts in searched}
+    # Row -> the options that its search has chosen, as text. The runs of the row were trained with
+    # them, and have them among their facts as ``searched``.
+    chosen = {}
+    for run in runs:
+        if run.facts.get("searched"):
+            chosen[run.facts["row"]] = format_options(run.facts["searched"])
     searches = _average_trials(pd.DataFrame(trials), len(plan.trial_seeds), chosen)
     return make_results(plan, study_facts, runs, folder.make_command(plan), searches)
 
 
 def _describe_trial(fit: Fit, run: RunFolder, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the line of a trial of a search for the table of trials, as :class:`Results` has it.
+    """Return what the table of trials shows of one run of a trial.
+
+    A search tries several combinations of options, each in a trial, with one or more seeds.
 
     Args:
-        fit: the trial, with one seed.
-        run: folder of its run.
-        facts: what is known of the run by name.
+        fit: the run of the trial with one seed, as the plan asks for it.
+        run: folder of the run.
+        facts: results of the run by name, with ``searched``, the options that the trial tries.
 
     Returns:
         The line: row (the configuration), trial, metric, value (the best one in validation; None if
@@ -151,9 +156,8 @@ def read_runs(paths: Sequence[Path]) -> tuple[dict[str, Any], StudyFacts, list[R
     configs = [_read_finished_config(path) for path in paths]
     names = name_rows(configs)  # of each run the name of its row
 
-    # Refuse runs whose metrics cannot be compared. A model that knows the time of what it predicts
-    # may be compared with others only if one of these differs from it in nothing else, its twin.
-    # That all have the same test targets is checked when their ranks are put side by side.
+    # Refuse models that know the time of the interaction that they predict beside models that do
+    # not. The same model with and without that knowledge may be compared.
     require_twins(dict(zip(names, configs, strict=True)))
 
     # The metrics of the tables: first that of early stopping, if it can be computed from ranks;
@@ -269,20 +273,15 @@ def make_results(
             curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
     require_same_candidates(plan, candidates)
 
-    # Two tables with a line for each run: its facts, and its version of each package. Of each
-    # package ``known_versions`` has the version, or "2.1, 2.2" if runs had different ones.
+    # Two frames with a line for each run: its facts, and its version of each package.
     lines = [_describe_run(run.facts, plan.metrics[0]) for run in runs]
     frame = pd.DataFrame(lines or {"row": [], "seed": [], "status": []})
     versions = pd.DataFrame([run.facts.get("versions") or {} for run in runs])
-    known_versions = {name: ", ".join(versions[name].dropna().unique()) for name in versions}
 
-    # Warnings: of the data, of versions that differ, of runs with better conditions than others,
-    # such as a model that knows the time of the target, and of each run.
-    warnings = [*facts.warnings, *_warn_of_versions(frame, versions)]
-    if runs:
-        warnings += _warn_of_better_conditions(frame, facts.split)
-    warnings += [text for run in runs for text in run.warnings]
-    warnings = list(dict.fromkeys(warnings))  # each once
+    # Package -> its version, or "2.1, 2.2" if runs had different ones. If no run says any, those in
+    # the facts are taken.
+    run_versions = {name: ", ".join(versions[name].dropna().unique()) for name in versions}
+    warnings = _collect_warnings(facts, runs, frame, versions)
     return Results(
         plan=plan,
         runs=frame,
@@ -290,8 +289,28 @@ def make_results(
         curves=pd.DataFrame(curves),
         searches=pd.DataFrame() if searches is None else searches,
         command=command,
-        facts=replace(facts, warnings=warnings, versions=known_versions or facts.versions),
+        facts=replace(facts, warnings=warnings, versions=run_versions or facts.versions),
     )
+
+
+def _collect_warnings(
+    facts: StudyFacts, runs: Sequence[Run], frame: pd.DataFrame, versions: pd.DataFrame
+) -> list[str]:
+    """Return all warnings about a study, each once.
+
+    They are on its data, on different versions of a package, on runs with better conditions than
+    others (such as a model that knows the time of the target), and on single runs.
+
+    Args:
+        facts: facts about the data, with the warnings on them.
+        runs: the runs, with the warnings on each.
+        frame, versions: one line per run, as for the functions that are called here.
+    """
+    warnings = [*facts.warnings, *_warn_of_versions(frame, versions)]
+    if runs:
+        warnings += _warn_of_better_conditions(frame, facts.split)
+    warnings += [text for run in runs for text in run.warnings]
+    return list(dict.fromkeys(warnings))  # each once, in this order
 
 
 def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:

@@ -171,11 +171,15 @@ def _collect_runs(paths: Sequence[Path], reference: str | None) -> Results:
     Raises:
         UsageError: naming a run that is not finished, or two that cannot be compared.
     """
+    # ``study`` has the keys that a study's yaml file would have: dataset, rows, metrics and so on.
     study, facts, runs = read_runs(paths)
     command = ["recbole-pos", "compare", *map(str, paths)]
     if reference:
         study["reference"] = reference
         command += ["--reference", reference]
+
+    # A plan is made from such keys and the name of their file. In its place, RUN_FOLDERS says that
+    # the study was made from finished runs, so that no table says that runs of it are missing.
     plan = make_plan(Source(RUN_FOLDERS, study))
     return make_results(plan, facts, runs, shlex.join(command))
 
@@ -324,11 +328,10 @@ def _check_configurations(plan: Plan) -> set[str]:
 
 
 def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Require that every metric that the tables show can be computed for every configuration.
+    """Require that every metric that the tables show is known of every configuration.
 
-    Metrics such as ``ndcg@10`` are computed from the saved ranks of the test targets, whatever
-    metrics a run has computed itself. All other metrics, and the validation metric of a table that
-    shows it, must be among the ``metrics`` that each run computes.
+    Metrics such as ``ndcg@10`` are computed later from the ranks of the test targets, which each
+    run saves. All others have to be among the ``metrics`` that each run computes itself.
 
     Args:
         plan: the study, with the metrics of its tables.
@@ -337,11 +340,10 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
     Raises:
         UsageError: naming the metric and a configuration that does not compute it.
     """
-    # Metrics that cannot be computed from ranks (as is_from_ranks tells), so that the runs have to.
-    # A table may show the study's first metric in validation as well, which always comes from the
-    # runs.
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
     required = [metric for metric in metrics if not is_from_ranks(metric)]
+    # A table may show the study's first metric in validation as well. Runs save no ranks of
+    # validation targets, so they have to compute this one in any case.
     if any(table.validation for table in plan.tables):
         required.append(plan.metrics[0])
 

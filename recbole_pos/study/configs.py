@@ -84,9 +84,9 @@ def make_row_config(options: Mapping[str, Any], *, strict: bool = False) -> PosC
 
     config = PosConfig(model, dataset, files, given, strict=strict)
 
-    # All rows of a table must rank the same items. But if ``mask_history`` is not set, RecBole
-    # excludes seen items for general models, and none for sequential models. So set it to False.
-    # masks_history tells whether seen items are excluded: by the option or, if unset, by RecBole.
+    # All configurations of a table must rank the same items. But where ``mask_history`` is not set,
+    # RecBole ranks all items for sequential models, and only unseen items for others. Let those
+    # rank all items, too. masks_history says what RecBole would do.
     if config["mask_history"] is None and masks_history(config):
         config = PosConfig(model, dataset, files, given | {"mask_history": False}, strict=strict)
     return config
@@ -138,15 +138,15 @@ def exclude_unread(plan: Plan) -> None:
     if not trained_rows:
         raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
 
-    # Each check finds one unread option. Its name is added to ``row.unread``, by which the next
-    # check is made without it; this is repeated until all options are read.
+    # _find_unread_option finds one unread option that is not in ``row.unread`` yet. So call it
+    # until it finds none.
     for name in plan.sort_rows():
         row = plan.rows[name]
         while key := _find_unread_option(plan, name):
             row.unread = (*row.unread, key)
 
-    # Restore the options that no row reads. Rows with a parent (the row whose trained models they
-    # start from) do not count, since they take the options of the parent.
+    # Restore the options that no row reads. A row with a parent (the row whose trained models it
+    # starts from) takes only what its parent reads of the base, so it does not count.
     unread_by_all = set.intersection(*(set(row.unread) for row in trained_rows if not row.parent))
     for row in trained_rows:
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
@@ -155,8 +155,8 @@ def exclude_unread(plan: Plan) -> None:
 def _find_unread_option(plan: Plan, name: str) -> str:
     """Return an option of the study's base that the model of a row does not read.
 
-    To find it, the complete options of the row are made. Of options that the model does not read,
-    the first one raises an error, which has its name.
+    To find it, the complete options of the row are made, without those in ``row.unread``. Of
+    options that the model does not read, the first one raises an error, which has its name.
 
     Args:
         plan: the study; its base has the options of all rows.
@@ -213,15 +213,19 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Two SASRec runs with one and two heads are named ``SASRec (n_heads: 1)`` and ``SASRec (n_heads:
     2)``. Runs that differ only in the seed, or in options without an effect, get the same name.
+
+    Args:
+        configs: options of each run, with its model.
     """
-    # Options that may be part of a name: all but the seed and those that do not change results
-    # (INDIFFERENT). The options STARTS, such as init_from, name a run whose weights training starts
-    # from. Each seed starts from another run, so the name only says whether there is one.
-    unnamed = {*INDIFFERENT, "seed"}
-    named = []  # options of each run that may be part of its name
+    # Options that may be part of a name: all but the seed and those that do not change results.
+    named = []  # of each run
     for config in configs:
-        options = {key: value for key, value in config.items() if key not in unnamed}
-        named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
+        options = {key: value for key, value in config.items() if key not in (*INDIFFERENT, "seed")}
+        # The options STARTS, such as init_from, are the folder of a run from whose weights training
+        # starts. The folder differs from seed to seed, so a name has "a run" in its place.
+        for key in STARTS:
+            options[key] = "a run" if config.get(key) else None
+        named.append(options)
 
     # Name the options of each run that have another value, or none, in a run of the same model.
     names = []
@@ -312,26 +316,28 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
     """Return the digest of a run: a hash of what decides its results, and the name of its folder.
 
     A study finds a finished run again by this name, and trains it again if the digest is another.
-    The hash is of the options, the data, the code of custom models and schemes, and ``origin``. It
-    leaves out options that have their default value, so that a new option of the package changes no
-    digest. A developer who changes a default raises the number ``REVISION`` instead.
+    Options that have their default value are left out of the hash, so that a new option of the
+    package changes no digest. A developer who changes a default raises ``REVISION`` instead.
 
     Args:
         config: configuration of the run.
         identity: hashes of the data and the split that the run reads.
-        origin: where the run comes from, usually one value: True for a trial of a search, which is
-            not tested; a digest of the run or weights that it starts from; or False for neither.
+        origin: what else tells runs with equal options apart: for a run that starts from weights,
+            their digest or that of the run that they are from; for others, whether the run is a
+            trial of a search, which is not tested.
 
     Returns:
         16 hex digits.
     """
-    defaults = config.internal_config_dict  # RecBole's name: option -> default of the model
-    # ``plain`` has the options before RecBole derives values from them. INDIFFERENT are options
-    # without an effect on results, such as paths and what is printed.
+    # ``plain`` has all options, given or by default. INDIFFERENT are options without an effect on
+    # results, such as paths and what is printed.
     effective = {key: value for key, value in config.plain.items() if key not in INDIFFERENT}
+    defaults = config.internal_config_dict  # RecBole's name: option -> default of the model
     options = {key: value for key, value in effective.items() if value != defaults.get(key)}
     if options.get("item_vectors"):  # hash what is in the file, not its path
         options["item_vectors"] = digest_content(options["item_vectors"])
+
+    # digest_code hashes the code of custom models and schemes.
     return digest(options, identity, REVISION, digest_code(config), *origin)
 
 
@@ -368,16 +374,17 @@ def digest_requests(plan: Plan) -> dict[str, str]:
 
 
 def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
-    """Return everything that a plan asks of a row, to be hashed.
+    """Return everything that a plan asks of a row (a configuration), to be hashed.
 
     Args:
         plan: the study.
-        name: name of the row (a configuration of the study).
+        name: name of the row.
 
     Returns:
-        Dataset, options, config files, and the search of the row, if any: its grid (option ->
-        values to try) and its seeds. If the row starts from the trained models of another row (its
-        parent), the request of the parent is included.
+        The request by key: ``dataset``, ``base`` (options of all rows), ``row`` (its own options)
+        and ``config_files``. If the row starts from the trained models of another row, its parent,
+        also ``to``, the request of the parent, and ``schemes``, the position schemes that are added
+        to these models. If options are searched, also ``search``, the values to try and the seeds.
     """
     row = plan.rows[name]
     request: dict[str, Any] = {
@@ -387,8 +394,6 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
         "config_files": [*plan.base.config_files, *row.config_files],
     }
     if row.parent:
-        # ``schemes`` are the position schemes that are added to the parent's models. They are empty
-        # if these models are only tested again.
         request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
     if row.grid:
         request["search"] = [row.grid, plan.trial_seeds]
@@ -454,7 +459,7 @@ def _read_code(cls: type) -> list[bytes]:
 
 
 def _find_file(name: str) -> Path | None:
-    """Return the file of a module that the user has written.
+    """Return the file of a module that the user has written, so that its code can be hashed.
 
     Args:
         name: full name of the module, such as ``models.mine``. The name of a class or a function
@@ -464,14 +469,16 @@ def _find_file(name: str) -> Path | None:
         Path of the file; None for a module of an installed package, of Python or of this package,
         for one without a file, and for a name that is not that of a module.
     """
-    # Code of this package, RecBole, torch and Python (_VERSIONED) is known by its version.
-    if name.partition(".")[0] in _VERSIONED:
+    if name.partition(".")[0] in _VERSIONED:  # this package, RecBole, torch or Python
         return None
 
+    # Where the file may be. A module that is not imported yet is searched where Python does it, as
+    # models/mine/__init__.py and models/mine.py.
     module = sys.modules.get(name)
     if module is not None:
-        candidates = [Path(getattr(module, "__file__", None) or "")]  # "" is no file, but a folder
-    else:  # not imported yet: look for models/mine/__init__.py and models/mine.py where Python does
+        file_name = getattr(module, "__file__", None)
+        candidates = [Path(file_name)] if file_name else []
+    else:
         path = Path(*name.split("."))
         files = path / "__init__.py", path.with_suffix(".py")
         candidates = [Path(folder, file) for folder in sys.path for file in files]

@@ -97,14 +97,14 @@ class ActiveRuns:
         Raises:
             KeyboardInterrupt: if it was interrupted; the message has the command that resumes.
         """
-        job = self.scheduler.next_job()  # also records the runs that are finished already
+        first_job = self.scheduler.next_job()  # also records the runs that are finished already
         write_state(self.scheduler)
-        if job is None:
+        if first_job is None:
             return
 
         # Start processes of this machine or join a cluster, and find out how many runs fit on it.
         # Without a cluster or GPU, processes of this machine are enough, and start sooner than Ray.
-        args, uses_gpu = self.args, bool(job.config["use_gpu"])
+        args, uses_gpu = self.args, bool(first_job.config["use_gpu"])
         if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
             self.processes = LocalRuns()
         else:
@@ -120,18 +120,7 @@ class ActiveRuns:
 
             # ``live`` shows the lines of describe_progress again and again, until the block ends.
             with self.reporter.live(self.describe_progress):
-                while job is not None or self.running:
-                    # Start runs until the machines are full, or all others need these to end first.
-                    while job is not None and len(self.running) < max_running:
-                        self.start(job)
-                        job = self._next_job()
-
-                    # Wait for up to a second, and record the runs that have ended. If there was no
-                    # room for ``job``, it is still the next one. If there was none, a run that
-                    # needed the ended ones may be next now.
-                    for task, facts in self.processes.wait(self.running):
-                        self.end(task, facts)
-                    job = job or self._next_job()
+                self._train_from(first_job, max_running)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "interrupted; finished runs and the last checkpoints of others are kept in "
@@ -144,9 +133,32 @@ class ActiveRuns:
             write_state(self.scheduler)
             self.processes.stop()
 
+    def _train_from(self, job: Job | None, max_running: int) -> None:
+        """Train a run and all that come after it; return when all of them have ended.
+
+        Args:
+            job: the first run.
+            max_running: most runs in training at a time.
+        """
+        while job is not None or self.running:
+            # Start runs until the machines are full, or until all others need a run in training.
+            while job is not None and len(self.running) < max_running:
+                self.start(job)
+                job = self._next_job()
+
+            # Wait for up to a second, and record the runs that have ended.
+            for task, facts in self.processes.wait(self.running):
+                self.end(task, facts)
+
+            # A job that is left had no room before, and is started now. If none is left, a run that
+            # needed those that have ended may be next.
+            if job is None:
+                job = self._next_job()
+
     def _next_job(self) -> Job | None:
         """Return the next run to train; None if none can be trained until another has ended."""
-        return self.scheduler.next_job({job.digest for job, _ in self.running.values()})
+        running = {job.digest for job, _ in self.running.values()}  # names of folders
+        return self.scheduler.next_job(running)
 
     def start(self, job: Job) -> None:
         """Start the training of a run in another process, and remember it as running.

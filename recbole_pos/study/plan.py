@@ -348,17 +348,17 @@ class Plan(_Layout):
     def make_options(self, name: str) -> dict[str, Any]:
         """Return the options that a study gives for a row (a configuration).
 
-        Some rows start from the trained models of another row, their parent: with ``attach`` they
-        add position schemes to these models, with ``retest`` they only test them again. Such a row
-        has the options of its parent as well, which :meth:`make_first_options` adds.
-
         Args:
             name: name of the row.
 
         Returns:
-            Model, dataset, config_files and further options; those of the row win over those of the
-            base. Options that a search tries are missing. Of a row with a parent only its own
-            options are returned, and under ``attach`` the position schemes that it adds, if any.
+            One of two, in both without the seed and the options that a search tries:
+
+            - Of a row that is trained from scratch: model, dataset, config_files and further
+              options. Those of the row win over those of the base.
+            - Of a row that starts from the trained models of another row, its parent: only its own
+              options, and under ``attach`` the position schemes that it adds to these models, if
+              any. It has those of its parent as well (:meth:`make_first_options` adds them).
         """
         row = self.rows[name]
         if row.parent:

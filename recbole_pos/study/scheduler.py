@@ -112,42 +112,37 @@ class Scheduler:
     def next_job(self, running: Collection[str] = ()) -> Job | None:
         """Return the next training run that can start; None if none can until others have ended.
 
-        A fit is one training run of the plan. It can start when all fits that it depends on
-        (``fit.after``) have ended: the trials of its search, or the fit whose weights it starts
-        from. Its job is the fit with its complete configuration and its digest.
+        A fit is one training run of the plan. Its job has its complete configuration, and the
+        digest: a hash, which is the name of its folder. This goes through the fits that wait. A fit
 
-        Until one is found that has to be trained, fits are recorded as ended: as done if an earlier
-        call has trained them, as failed if they cannot be trained.
+        - keeps waiting if a fit that it depends on (``fit.after``) has not ended, or if a fit with
+          the same digest is in training;
+        - is recorded as failed if it cannot be trained;
+        - is recorded as done if an earlier call has trained it;
+        - is returned otherwise, also if an earlier call has failed to train it.
 
         Args:
-            running: digests (hashes that name run folders) of the runs in training. Two fits can
-                have the same run; the second then waits until the run has ended.
+            running: digests of the runs in training.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
-                continue  # a fit that it depends on has not ended
+                continue
 
-            # Make its job, unless it cannot be trained because of the fits that it depends on. A
-            # wrong option fails only this fit, since the other rows can still be trained.
-            job, reason = None, self._explain_failure(fit)
-            if not reason:
-                try:
-                    job = self._make_job(fit)
-                except UsageError as error:
-                    reason = str(error)
-            if job is None:
+            # A wrong option fails only this fit, since the other rows can still be trained. The fit
+            # gets no digest, since there will be no folder.
+            try:
+                job = self._make_job(fit)
+            except UsageError as error:
                 self.waiting.remove(fit)
-                self.end(fit, FAILED, reason)  # no digest is noted, since there is no run to show
+                self.end(fit, FAILED, str(error))
                 continue
             if job.digest in running:
-                continue  # it has the same run as a fit in training, so wait for that one
+                continue
 
             self.waiting.remove(fit)
             self.digests[fit.name] = job.digest
             self.configs[job.digest] = job.config
-            # Return a fit without a finished run, also if an earlier call has failed to train it.
-            # Record one with a finished run as done.
-            facts = self._find_facts(job)
+            facts = self._find_facts(job)  # what an earlier call has left in the folder, if any
             if facts.get("status") != DONE:
                 return job
             self.end(fit, DONE, facts=facts)
@@ -156,14 +151,13 @@ class Scheduler:
     def _explain_failure(self, fit: Fit) -> str:
         """Return why a fit (training run) cannot be trained, if a fit that it depends on failed.
 
-        ``fit.after`` has the names of the fits that it depends on, and all of them have ended. It
-        is one of three kinds:
+        ``fit.after`` has the names of the fits that it depends on, all of which have ended. They
+        are one of three kinds:
 
-        - nothing: the fit can be trained;
-        - one fit, its parent, from whose weights it starts (``fit.has_parent``): it cannot be
-          trained if the parent failed;
-        - all trials of a search for options, of which the best are taken: it cannot be trained if
-          no trial has a validation value, in all of its seeds.
+        - none: the fit can be trained;
+        - one fit, its parent, from whose weights it starts: it cannot be trained if that failed;
+        - the trials of a search, of which the best options are taken: it cannot be trained if no
+          trial has a validation value from all of its seeds.
 
         Args:
             fit: a training run of the plan.
@@ -180,13 +174,16 @@ class Scheduler:
         if UNTRAINED in reasons:
             return UNTRAINED
 
-        first_name, *_ = fit.after
         if fit.has_parent:
-            return f"{first_name} failed: {reasons[0]}" if reasons else ""
-        if self.searches[fit.row].find_best() is None:
-            reason = self.reasons.get(first_name, "no trial has a validation value")
-            return f"all trials failed; the first one: {reason}"
-        return ""
+            (parent,) = fit.after
+            return f"{parent} failed: {reasons[0]}" if reasons else ""
+
+        # ``self.searches``: row (configuration) -> its search, with the values of its trials.
+        if self.searches[fit.row].find_best() is not None:
+            return ""
+        first_trial, *_ = fit.after
+        reason = self.reasons.get(first_trial, "no trial has a validation value")
+        return f"all trials failed; the first one: {reason}"
 
     def _find_facts(self, job: Job) -> dict[str, Any]:
         """Return what is known of a run: its status and, if it is finished, its results.
@@ -228,27 +225,35 @@ class Scheduler:
         """Return the job of a fit (a training run of the plan): what is trained, and its folder.
 
         Args:
-            fit: the training run. All fits that it depends on have ended, and have not failed. It
-                may be a trial of a search for options (``fit.trial`` is its number), or the final
-                fit of a row (a configuration), which is tested as well (``fit.trial`` is None).
+            fit: the training run. All fits that it depends on have ended. It is a trial of a search
+                (``fit.trial`` is its number), a final fit of a row (a configuration), or one that
+                starts from the weights of another fit, its parent.
 
         Returns:
             The fit with its complete configuration and the digest (hash) that names its run folder.
             If nothing has to be trained, also the digest of the run whose weights are tested.
+
+        Raises:
+            UsageError: if the fit cannot be trained, since those that it depends on have failed, or
+                since its options are wrong.
         """
-        if fit.has_parent:  # it starts from the weights of another fit
+        if reason := self._explain_failure(fit):
+            raise UsageError(reason)
+        if fit.has_parent:
             return self._make_child_job(fit)
 
-        # The options. In a row that is searched, a trial adds its own point (combination of values
-        # that the search tries), and a final fit that of the best trial.
-        options, trial = dict(fit.options), self._find_trial(fit)
-        if trial is not None:
-            options |= self.searches[fit.row].points[trial]
+        # In a row that is searched, a trial adds its own point (the values of the searched options
+        # that it tries), and a final fit adds that of the best trial.
+        is_trial = fit.trial is not None
+        options, added_trial = dict(fit.options), self._find_trial(fit)
+        if added_trial is not None:
+            options |= self.searches[fit.row].points[added_trial]
 
         # The best trial may have been trained with the seed of this final fit. Then its weights
         # only need to be tested, unless they have been deleted.
-        is_final = fit.trial is None and trial is not None
-        tested_run = self._find_weights(fit.row, trial, fit.seed) if is_final else None
+        tested_run = None
+        if added_trial is not None and not is_trial:
+            tested_run = self._find_weights(fit.row, added_trial, fit.seed)
 
         # The configuration. For very many items adapt_loss replaces the loss CE by SCE.
         config = make_row_config(options)
@@ -256,10 +261,10 @@ class Scheduler:
         config.adapt_loss(dataset.item_num - 1)  # without the item of padding
 
         # A trial is not tested, so its digest differs from that of a final fit with equal options.
-        digest = digest_run(config, dataset.identity, fit.trial is not None)
+        digest = digest_run(config, dataset.identity, is_trial)
         return Job(fit, config, digest, tested_run)
 
-    def _find_weights(self, row: str, trial: int | None, seed: int) -> str | None:
+    def _find_weights(self, row: str, trial: int, seed: int) -> str | None:
         """Find the weights that a trial of a search was trained to with one of the seeds.
 
         Args:
@@ -351,13 +356,20 @@ class Scheduler:
             self.end(job.fit, FAILED, UNTRAINED)
 
     def find_unmade(self) -> dict[str, str]:
-        """Return name -> reason of the fits (runs of the plan) that failed without a run folder.
+        """Return why fits (training runs of the plan) failed that have no folder.
 
         Their options are wrong, for example. Fits that only have not been trained are left out.
+
+        Returns:
+            Name of a fit, such as ``SASRec, seed 2020`` -> the reason in words.
         """
-        # Only fits with a folder have a digest, the hash that names it.
-        unmade = [name for name in self.reasons if name not in self.digests]
-        return {name: self.reasons[name] for name in unmade if self.reasons[name] != UNTRAINED}
+        # ``self.reasons`` has all failed fits. A fit gets a digest (hash), the name of its folder,
+        # when its training starts, so those without one have no folder.
+        return {
+            name: reason
+            for name, reason in self.reasons.items()
+            if name not in self.digests and reason != UNTRAINED
+        }
 
     def find_metric(self, row: str) -> str:
         """Return the validation metric of a row: of its search, else the study's first metric."""

@@ -19,7 +19,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import list_warnings
 from recbole_pos.referee.judge import Judgement, judge
 from recbole_pos.referee.predictions import open_predictions
-from recbole_pos.referee.split import make_requests, read_run_data, read_split_data
+from recbole_pos.referee.split import (
+    Requests,
+    make_requests,
+    read_run_data,
+    read_split_data,
+)
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.collecting import Run, make_results, read_runs
@@ -158,14 +163,15 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
 
 
 def judge_rows(plan: Plan, packed: Sequence[PackedStudy]) -> Judged:
-    """Find the ranks of the test targets in the files of predictions that rows of a study name.
+    """Find the ranks of the test targets in the predictions of other systems in a study.
 
     A row of a study is a configuration. Most are trained, but one may name files of predictions
     that another system has made, one for each seed.
 
     Args:
         plan: the study.
-        packed: packed studies (``--known``), which have the ranks of files that are not here.
+        packed: packed studies (``--known``). They have the ranks of targets in files that are not
+            on this machine.
 
     Returns:
         (row, seed) -> judgement: the ranks of the targets in a file, and what is wrong with it. It
@@ -179,17 +185,12 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy]) -> Judged:
     if not files:
         return {}
 
-    # The requests are the questions of the test split: a user's history, and the target to find in
-    # it. They are the same for all rows, so read the data with the options of the first.
+    # The requests are the same for all rows, so take those of the first.
     first_row, _ = next(iter(files))
-    options = plan.make_options(first_row)
-    options.pop("model", None)
-    data, config_files = options.pop("dataset"), options.pop("config_files", ())
-    # Options of models may be among the others, and have no effect.
-    requests = make_requests(read_split_data(data, config_files, options, strict=False))
+    requests = _read_requests(plan, first_row)
     judged = {}
     for (name, seed), file in files.items():
-        # A packed study has the ranks of the targets in a file, and not the file itself.
+        # The judgement in the first packed study that has one. A file on this machine counts more.
         judgements = [study.read_judgement(name, seed, requests) for study in packed]
         known = [judgement for judgement in judgements if judgement is not None]
         if known and not Path(file).exists():
@@ -197,6 +198,20 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy]) -> Judged:
         else:
             judged[name, seed] = judge(open_predictions(file), requests)
     return judged
+
+
+def _read_requests(plan: Plan, row: str) -> Requests:
+    """Return the requests of a study's test split: histories of users, and the targets to find.
+
+    Args:
+        plan: the study.
+        row: name of a row (a configuration), whose options say how the data are read and split.
+    """
+    options = plan.make_options(row)
+    options.pop("model", None)
+    data, config_files = options.pop("dataset"), options.pop("config_files", ())
+    # Some of the other options may be those of a model. ``strict`` would refuse them.
+    return make_requests(read_split_data(data, config_files, options, strict=False))
 
 
 def list_judged_runs(plan: Plan, judged: Judged) -> list[Run]:

@@ -207,9 +207,12 @@ def _validate(source: Source) -> Plan:
 def _check_row(plan: Plan, name: str) -> None:
     """Check that a row (a configuration) has a model, and only the keys of its kind.
 
-    There are four kinds: a row with ``predictions`` of another system; a row that adds position
-    schemes to the trained models of another row, its parent (``attach``), or only tests these
-    models again (``retest``); and a row with a model of its own.
+    There are four kinds of rows:
+
+    - ``predictions``: another system has made lists of items;
+    - ``attach``: position schemes are added to the trained models of another row, its parent;
+    - ``retest``: the trained models of its parent are only tested again, with other options;
+    - any other row has a model of its own, which the row or the study's base names.
 
     Args:
         plan: the study.
@@ -222,7 +225,7 @@ def _check_row(plan: Plan, name: str) -> None:
     row, path = plan.rows[name], ("rows", name)  # the path finds the line in the file
     given = set(row.model_fields_set)  # pydantic's name: all keys that the file gives for the row
     wrong: set[str] = set()  # keys that the row must not have
-    problem = ""  # why not; the message is "ROW: KEY: PROBLEM"
+    problem = ""  # why not; it follows the name of the row and the key
 
     if row.predictions:
         wrong = given - {"predictions"}
@@ -230,7 +233,7 @@ def _check_row(plan: Plan, name: str) -> None:
     elif row.attach:
         plan.source.require_choice((*path, "attach"), row.parent, plan.rows)
         wrong = given & {"model", "position", "retest", "config_files", "search"}
-        problem = f"it is that of {row.parent}; leave it out"
+        problem = f"it is that of {row.parent}; leave it out"  # the model is that of the parent
     elif row.retest:
         plan.source.require_choice((*path, "retest"), row.parent, plan.rows)
         wrong = given - {"retest", *_RETEST_OPTIONS}
@@ -244,19 +247,19 @@ def _check_row(plan: Plan, name: str) -> None:
 
 
 def _complete_search(plan: Plan, name: str) -> None:
-    """Fill in which options a row (a configuration) searches, if the row does not say so.
+    """Give a row (a configuration) the grid of the study, if it does not say what it searches.
 
-    A search tries every combination of the values in its grid (option -> values). The study may
-    give a grid for all rows, and a row another one, or ``search: false``. The values of a grid win
-    over one that the base or the row gives for the same option.
+    A grid (option -> values) is what a search tries: every combination of the values. A row may
+    have a grid of its own, or ``search: false``, which is None in the plan. The default is True.
 
     Args:
-        plan: the study, whose base has options of all rows.
+        plan: the study, which may have a grid for all rows; None if it has none.
         name: name of the row.
-
     """
     row = plan.rows[name]
-    if row.search is True:  # the default: the grid of the study, for models that the row trains
+    if row.search is True:
+        # A row with predictions of another system, or with the trained models of another row (its
+        # parent), trains no model from scratch, so it searches nothing.
         row.search = None if row.parent or row.predictions else plan.search
 
 

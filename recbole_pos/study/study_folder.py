@@ -432,14 +432,15 @@ def _describe_judgement(judgement: Judgement, metrics: Sequence[str]) -> dict[st
         metrics: metrics to compute from the ranks.
 
     Returns:
-        Facts by name: ``split``, a hash of the requests that the lists answer; the name of the
-        file; the facts _JUDGED; and ``test``, the mean of each metric.
+        Facts by name: ``split``, a hash of the requests that the lists answer; ``file``, the name
+        of the file; ``length``, the items of a list; ``num_rows``, the rows of the file;
+        ``counts``, how often each fault occurs; and ``test``, the mean of each metric.
     """
     means = {metric: compute_gains(judgement.ranks, metric).mean() for metric in metrics}
     return {
         "split": judgement.requests.digest,
         "file": Path(judgement.name).name,  # without its folder on this machine
-        **{key: getattr(judgement, key) for key in _JUDGED},
+        **{key: getattr(judgement, key) for key in _JUDGED},  # length, num_rows and counts
         "test": {metric: round(float(mean), 6) for metric, mean in means.items()},
     }
 

@@ -25,9 +25,9 @@ from recbole_pos.values import check_choice, shown, to_plain
 SEARCHERS = ("optuna", "random", "grid")
 SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # number of trials by default, as in the kernel attention paper
-# What may be given together with --resume: arguments, and options of the configuration.
+# What may be given together with --resume: arguments, and paths among the options.
 _RESUME_ARGUMENTS = ("address", "num_samples", "max_concurrent", "cpus_per_trial", "gpus_per_trial")
-_RESUME_OPTIONS = ("data_path", "item_vectors", "init_from", "plugins")
+_RESUME_PATHS = ("data_path", "item_vectors", "init_from", "plugins")
 
 
 @dataclass
@@ -198,8 +198,8 @@ def resume_search(
 ) -> Search:
     """Return the search of a folder, to be resumed.
 
-    Everything is taken from the folder, but the call may ask for more trials, and may say where the
-    data are now.
+    Everything is taken from the folder, since its trials so far were made with that. Only three
+    things may change: the number of trials, the machines that train them, and the paths of files.
 
     Args:
         folder: folder of the search.
@@ -216,18 +216,19 @@ def resume_search(
         raise UsageError(f"--resume: {folder} is not the folder of a search")
     facts = SearchFacts(**content)
 
-    # Refuse arguments that would change the search, since its trials so far were made without them.
-    # How many trials there are and how they are run (_RESUME_ARGUMENTS) may change. list_changed
-    # returns the names of arguments that are not at their default.
+    # Refuse all arguments but _RESUME_ARGUMENTS, on the number of trials and the machines. (What is
+    # printed may change, too.) list_changed returns those that are not at their default.
     given = [*list_changed(args), *(name for name, value in subject.items() if value)]
     refused = [name for name in given if name not in (*_RESUME_ARGUMENTS, "resume", "verbose")]
 
-    # Of the options, only paths may change (_RESUME_OPTIONS), since files may have moved; and those
-    # of item vectors (item_vectors) and weights (init_from) only if the search has such files.
-    movable = {"data_path", "plugins", *(facts.options.keys() & set(_RESUME_OPTIONS))}
-    refused += [name for name in config_dict if name not in movable]
+    # Refuse all options but paths of files that may have moved (_RESUME_PATHS). A search may have
+    # no item vectors or weights to start from; their paths are then refused as well.
+    for name in config_dict:
+        is_known = name in facts.options or name in ("data_path", "plugins")
+        if name not in _RESUME_PATHS or not is_known:
+            refused.append(name)
     if refused:
-        names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))
+        names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_PATHS))
         raise UsageError(
             f"--resume takes everything from its folder but {names}; leave out "
             f"{', '.join(map(shown, refused))}"

@@ -278,31 +278,30 @@ class Space:
     def meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
         """Return values of other searched options, under which a parameter exists in a trial.
 
-        A parameter is a searched option. Its condition ``when`` says which values other options
-        must have. Those that are searched get the first allowed value here. They may have
-        conditions of their own, which are met as well. Those that are not searched have one value
-        in all trials. If that is not an allowed value, or if a searched option cannot have any of
-        the allowed values, the parameter exists in no trial, which is an error.
-
-        An example: ``fusion_dim`` has ``when: {fusion: [early, both]}``, and ``fusion`` has
-        ``when: {n_layers: [2]}``. Then ``{"n_layers": 2, "fusion": "early"}`` is returned for
-        ``fusion_dim``.
+        A parameter is a searched option. Its condition ``when`` has for other options the values
+        that they may have. An example: ``fusion_dim`` has ``when: {fusion: [early, both]}``, and
+        ``fusion`` has ``when: {n_layers: [2]}``. Then ``{"n_layers": 2, "fusion": "early"}`` is
+        returned for ``fusion_dim``: always the first value that is possible.
 
         Args:
             parameter: the parameter, which is not part of the result.
 
         Raises:
-            UsageError: if its condition never holds.
+            UsageError: if its condition never holds: an option that it names is not searched and
+                has another value in all trials, or a search never samples an allowed value.
         """
         options: dict[str, Any] = {}
         for other in self.parameters:
             if other.name in parameter.when:
-                # The other option must exist as well, so meet its own condition.
+                # The other option must exist as well, so meet its own condition first.
                 options |= self.meet_conditions(other)
+                # ``has``: whether the search can sample the value for the other option.
                 possible = [value for value in parameter.when[other.name] if other.has(value)]
                 if possible:
                     options[other.name] = possible[0]
 
+        # ``exists``: whether every option in ``when`` has an allowed value. It also knows the
+        # options that are not searched.
         if not self.exists(parameter, options):
             raise UsageError(
                 f"{parameter.location}: {parameter.name}: its condition {shown(parameter.when)} "
