@@ -62,26 +62,26 @@ def collect_results(plan: Plan, folder: StudyFolder, judged: Sequence[Run] = ())
     Raises:
         UsageError: naming a file that is damaged.
     """
-    study_facts = folder.read_facts()  # also why fits failed that have no folder: ``unmade``
-    digests = folder.find_current_digests(plan)  # name of a fit -> name of its run's folder
-
     # A fit is a run that the plan asks for, of one row (configuration) with one seed. It is a trial
     # of the row's search, or else a run whose results the tables show.
+    study_facts = folder.read_facts()
+    digests = folder.find_current_digests(plan)  # name of a fit -> name of its run's folder
+    failures = study_facts.unmade  # name of a fit that failed before it had a folder -> why
     runs, trials = list(judged), []
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
-        run_folder, facts = folder.run(digest), folder.read_fit(digest)  # no facts: not begun
+        run_folder = folder.run(digest)
+        run_facts = folder.read_fit(digest)  # empty if the run has not begun
         identity = {"row": fit.row, "seed": fit.seed}
         if fit.trial is not None:
             # The process of a run, once it has started, writes the configuration first of all.
-            if facts and run_folder.config.is_file():
-                trials.append(_describe_trial(fit, run_folder, facts))
-        elif facts:
-            facts |= {**identity, "path": f"runs/{digest}"}
-            runs.append(_read_run(run_folder, facts, plan.metrics[0]))
-        elif fit.name in study_facts.unmade:
-            reason = study_facts.unmade[fit.name]
-            runs.append(Run({**identity, "status": FAILED, "reason": reason}))
+            if run_facts and run_folder.config.is_file():
+                trials.append(_describe_trial(fit, run_folder, run_facts))
+        elif run_facts:
+            run_facts |= {**identity, "path": f"runs/{digest}"}
+            runs.append(_read_run(run_folder, run_facts, plan.metrics[0]))
+        elif fit.name in failures:
+            runs.append(Run({**identity, "status": FAILED, "reason": failures[fit.name]}))
 
     # Row -> the options that its search has chosen, as text. The runs of the row were trained with
     # them, and have them among their facts as ``searched``.
@@ -304,7 +304,8 @@ def _collect_warnings(
     Args:
         facts: facts about the data, with the warnings on them.
         runs: the runs, with the warnings on each.
-        frame, versions: one line per run, as for the functions that are called here.
+        frame: one line per run, with its row (configuration) and its conditions.
+        versions: one line per run, a column for each package.
     """
     warnings = [*facts.warnings, *_warn_of_versions(frame, versions)]
     if runs:

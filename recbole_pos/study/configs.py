@@ -217,8 +217,9 @@ def name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         configs: options of each run, with its model.
     """
-    # Options that may be part of a name: all but the seed and those that do not change results.
-    named = []  # of each run
+    # Options of each run that may be part of its name: all but the seed and those that do not
+    # change results (INDIFFERENT).
+    named = []
     for config in configs:
         options = {key: value for key, value in config.items() if key not in (*INDIFFERENT, "seed")}
         # The options STARTS, such as init_from, are the folder of a run from whose weights training
@@ -322,9 +323,9 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
     Args:
         config: configuration of the run.
         identity: hashes of the data and the split that the run reads.
-        origin: what else tells runs with equal options apart: for a run that starts from weights,
-            their digest or that of the run that they are from; for others, whether the run is a
-            trial of a search, which is not tested.
+        origin: what else tells runs with equal options apart. Of a run that starts from trained
+            weights: a digest of these. Of others: whether the run is a trial of a search, since
+            trials are not tested.
 
     Returns:
         16 hex digits.

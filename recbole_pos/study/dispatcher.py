@@ -240,7 +240,7 @@ class ActiveRuns:
         for example ``17 of 51 runs done, 1 running, about 8 h left``.
         """
         # Copies, since the thread of :meth:`train` changes both.
-        statuses = list(self.scheduler.status.values())
+        statuses = list(self.scheduler.status.values())  # of runs that have ended
         running = list(self.running.values())
 
         # The overview. A fit is one run of the plan.
@@ -249,7 +249,8 @@ class ActiveRuns:
         if num_failed:
             states.append(f"{num_failed} failed")
         if self.durations and running:
-            seconds_left = self._estimate_seconds_left(num_fits - len(statuses), len(running))
+            num_left = num_fits - len(statuses)
+            seconds_left = self._estimate_seconds_left(num_left, len(running))
             states.append(f"about {format_duration(seconds_left)} left")
 
         # A line for each active run, with its epoch. The digest of its job names its folder.

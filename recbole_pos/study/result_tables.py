@@ -144,10 +144,10 @@ def _explain_numbers(comparison: Comparison, unit: str) -> list[str]:
 def describe_targets(results: Results, table: TablePlan) -> list[str]:
     """Return sentences on what was predicted in a table, and among which items it was ranked.
 
-    An example of the first sentence, without what is not known: ``Protocol: split LS:
-    valid_and_test, 943 test targets (target: all), ranked among all items, 12 of them items that
-    their user has had before.`` There may be two more: on a sample of users for validation, and on
-    targets whose order is arbitrary, since the user has another interaction at the same time.
+    The first sentence is, for example, ``Protocol: split LS: valid_and_test, 943 test targets
+    (target: all), ranked among all items, 12 of them items that their user has had before.`` Facts
+    that are not known are left out. There may be two more sentences: on a sample of users for
+    validation, and on targets whose user has another interaction at the same time.
 
     Args:
         results: results of the study, with the summary of its split.

@@ -113,7 +113,7 @@ class Scheduler:
         """Return the next training run that can start; None if none can until others have ended.
 
         A fit is one training run of the plan. Its job has its complete configuration, and the
-        digest: a hash, which is the name of its folder. This goes through the fits that wait. A fit
+        digest: a hash, which is the name of its folder. Of the fits that wait, in order, each
 
         - keeps waiting if a fit that it depends on (``fit.after``) has not ended, or if a fit with
           the same digest is in training;

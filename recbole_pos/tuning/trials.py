@@ -246,6 +246,29 @@ def _make_sampler(search: Search, number: int) -> BaseSampler:
     return TPESampler(seed=seed, constant_liar=True)
 
 
+def _fill_study(study: optuna.Study, table: TrialTable) -> None:
+    """Add the trials of earlier calls to an empty study of Optuna, and queue those to train first.
+
+    Optuna trains queued trials, whose options are given, before it samples others.
+
+    Args:
+        study: Optuna's record of trials. It numbers them in the order in which they are added.
+        table: our record of the trials, in the order of their numbers.
+    """
+    facts, space = table.search.facts, table.search.space  # the space has the options to try
+    for trial in table.trials:
+        if trial.has_result:
+            study.add_trial(_make_optuna_trial(trial, space))
+        else:
+            study.enqueue_trial(space.encode(trial.options))
+
+    # A grid has a trial for each point (combination of values): trial i tries point i. So queue the
+    # points from the first without a trial on, up to ``num_samples`` points in all.
+    if facts.searcher == "grid":
+        for point in space.list_points()[len(table.trials) : facts.num_samples]:
+            study.enqueue_trial(space.encode(point))
+
+
 class TrialSearch(OptunaSearch):
     """Ray's OptunaSearch, which begins with the recorded trials and records further ones.
 
@@ -260,11 +283,10 @@ class TrialSearch(OptunaSearch):
     """
 
     def __init__(self, table: TrialTable, reporter: Reporter) -> None:
-        """Make Optuna's study, with all trials of earlier calls and the points of a grid.
+        """Fill Optuna's study with the trials of earlier calls, for Ray's OptunaSearch to continue.
 
         A study is Optuna's record of trials, from which its sampler learns which options to try
-        next. It is kept in a storage under a name. Ray's OptunaSearch, the base class, is given
-        storage and name, not the study itself. It finds the study there, and continues it.
+        next. OptunaSearch, the base class, finds it by its storage and name.
 
         Args:
             table: the record of the trials; those without a result are the first to be trained.
@@ -272,30 +294,15 @@ class TrialSearch(OptunaSearch):
         """
         self.search, self.table, self.reporter = table.search, table, reporter
         self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
-        search, space = table.search, table.search.space  # the space has the options to try
 
-        # The study, still empty. It has no sampler of ours, since each trial gets its own.
+        mode = self.search.mode  # max or min
         place: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
-        study = optuna.create_study(
-            direction="maximize" if search.mode == "max" else "minimize", **place
-        )
+        study = optuna.create_study(direction="maximize" if mode == "max" else "minimize", **place)
+        _fill_study(study, table)
 
-        # The trials of earlier calls, in their order, so that they get the same numbers in the
-        # study. Those without a result are queued: they are trained before new ones are sampled.
-        for trial in table.trials:
-            if trial.has_result:
-                study.add_trial(_make_optuna_trial(trial, space))
-            else:
-                study.enqueue_trial(space.encode(trial.options))
-
-        # A grid has a trial for each point (combination of values): trial i tries point i. So queue
-        # the points from the first without a trial on, up to ``num_samples`` points in all.
-        if search.facts.searcher == "grid":
-            for point in space.list_points()[len(table.trials) : search.facts.num_samples]:
-                study.enqueue_trial(space.encode(point))
-
-        # OptunaSearch calls _sample for each trial that Ray Tune trains, queued ones first.
-        super().__init__(self._sample, metric=BEST, mode=search.mode, **place)
+        # OptunaSearch calls _sample for each trial that Ray Tune trains, queued ones first. The
+        # sampler is set there, since each trial has its own.
+        super().__init__(self._sample, metric=BEST, mode=mode, **place)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return nothing: a search resumes from its table, not from Ray's pickle of this object."""
