@@ -158,10 +158,10 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
 
-        # DistributedDataParallel is told to expect parameters that a step does not use
-        # (``find_unused_parameters``), and warns if there are none. On a CPU a parameter that is
-        # never used prevents the warning. On a GPU every step would have to wait for the number of
-        # unused parameters, so that the warning is hidden there.
+        # With ``find_unused_parameters`` DistributedDataParallel looks for parameters that a step
+        # does not use, and warns if it finds none. So on a CPU the module gets a parameter that is
+        # never used. On a GPU such a parameter would make every step wait for the GPU; there the
+        # warning is only hidden.
         if next(model.parameters()).device.type == "cpu":
             self.unused = nn.Parameter(torch.zeros(()))
         else:
@@ -192,14 +192,14 @@ def compute_global_loss(
     negatives, would miss the rows of other processes. So each process gathers the rows of all, and
     computes the same loss L of the whole batch with the same random numbers.
 
-    The training loop then multiplies the gradients of each process by its weight w
-    (``shard.weight``; those of all processes sum to 1), and adds up those of all processes. The
-    results are the gradients that one process with the whole batch has:
+    The training loop then multiplies the loss of each process by its weight w (``shard.weight``;
+    those of all processes sum to 1), and adds up the gradients of all processes. These sums must be
+    the gradients that one process with the whole batch would have:
 
-    - of the item embeddings E, each process has the same gradient dL/dE, and the sum of all
-      w dL/dE is dL/dE again.
-    - of a state s, only one process has the gradient, and w dL/ds would be too small. So dL/ds is
-      divided by w here, in advance.
+    - Of the item embeddings E, every process computes the gradient dL/dE. Since the weights sum to
+      1, the weighted sum is dL/dE again.
+    - Of the state s of a row, only the process that has the row computes the gradient. Its weighted
+      gradient w dL/ds would be too small, so dL/ds is divided by w here.
 
     Args:
         loss: the loss, a function of states, item embeddings and targets that returns a scalar.
@@ -211,10 +211,11 @@ def compute_global_loss(
     Returns:
         Scalar L, the same in each process.
     """
-    # A process for which a batch has no row gets one nevertheless, with 0 targets. It is left out.
+    # If a batch has fewer rows than there are processes, a process without a row has got one that
+    # does not count (``num_targets`` is 0). That row is left out.
     num_rows = len(states) if shard.num_targets else 0
     own_states, own_targets = states[:num_rows], targets[:num_rows]
-    if own_states.requires_grad:
+    if own_states.requires_grad:  # the backward pass calls this hook with dL/ds
         own_states.register_hook(lambda gradient: gradient / shard.weight)
 
     # Tell all processes how many rows this one has, and a seed.
@@ -222,8 +223,9 @@ def compute_global_loss(
     headers = torch.cat(_gather(header, [1] * shard.size))  # [processes, 2]
     sizes, seeds = headers.t().tolist()
 
-    # Join the rows of all processes. What comes from other processes has no gradient.
-    parts = _gather(own_states.detach(), sizes)
+    # Join the rows of all processes. States of other processes come without a gradient; in the
+    # place of this process's own ones, the original tensor keeps theirs.
+    parts = _gather(own_states.detach(), sizes)  # the states of each process
     parts[shard.rank] = own_states
     all_states, all_targets = torch.cat(parts), torch.cat(_gather(own_targets, sizes))
 

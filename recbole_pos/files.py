@@ -95,7 +95,7 @@ def _open_to_write(file_path: Path, text: bool, name: Path) -> Iterator[IO]:
     Raises:
         UsageError, StorageError: if the file cannot be opened, or the disk is full.
     """
-    # ``name_write_errors`` turns an OSError in its block into one that says which file it is about.
+    # ``name_write_errors`` replaces an OSError in its block by an error that says ``name``.
     options: dict[str, Any] = {"encoding": "utf-8", "newline": ""} if text else {}
     with name_write_errors(name):
         file: IO = open(file_path, "w" if text else "wb", **options)
@@ -104,18 +104,31 @@ def _open_to_write(file_path: Path, text: bool, name: Path) -> Iterator[IO]:
         with name_write_errors(name):
             file.flush()
     except Exception as error:
-        # A full disk (an OSError with a number in _FULL) is named here, whoever was writing. Some
-        # libraries, such as torch.save, raise an error of their own while they handle that one,
-        # which Python then keeps as ``__context__``. All other errors stay as they are.
-        for cause in (error, error.__context__):
-            if isinstance(cause, OSError) and cause.errno in _FULL:
-                with name_write_errors(name):
-                    raise cause from None
-        raise
+        # The block has raised an error. It stays as it is, unless a full disk has caused it.
+        full_disk = _find_full_disk(error)
+        if full_disk is None:
+            raise
+        with name_write_errors(name):
+            raise full_disk from None
     finally:
         # After an error, closing tries once more to write the rest, and may fail, too.
         with suppress(OSError):
             file.close()
+
+
+def _find_full_disk(error: Exception) -> OSError | None:
+    """Return the error of a full disk behind an error of writing; None if it has another cause.
+
+    It is the error itself or its ``__context__``: some libraries, such as torch.save, raise an
+    error of their own while they handle that of the disk, which Python then keeps there.
+
+    Args:
+        error: what was raised while a file was written.
+    """
+    for cause in (error, error.__context__):
+        if isinstance(cause, OSError) and cause.errno in _FULL:  # numbers of such errors
+            return cause
+    return None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -264,8 +277,8 @@ def replace_folder(
 
     with name_write_errors(folder):
         unfinished.mkdir(parents=True, exist_ok=True)
-    # The lock is a file in the folder to fill, so it moves with that folder when it is renamed, and
-    # is held until the end of the block. Its file is then removed under the folder's new name.
+    # ``lock_folder`` locks a file in the folder to fill. When that folder is renamed, the file
+    # moves with it and stays locked, until the end of this block.
     with lock_folder(unfinished, "written"):
         try:
             # Clear what a killed process has left.
@@ -279,14 +292,7 @@ def replace_folder(
             with name_write_errors(folder):
                 if target.exists():
                     shutil.copymode(target, unfinished)
-                    for path in target.iterdir():
-                        new_path = unfinished / path.name
-                        if not keep(path) or os.path.lexists(new_path):
-                            continue
-                        if path.is_dir() and not path.is_symlink():
-                            shutil.copytree(path, new_path, symlinks=True, copy_function=_link_file)
-                        else:
-                            _link_file(path, new_path)
+                    _link_kept(target, unfinished, keep)
                     os.replace(target, former)
                 # A reader may have finished this replacement already.
                 with suppress(FileNotFoundError):
@@ -298,8 +304,26 @@ def replace_folder(
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
-        (target / LOCK).unlink(missing_ok=True)  # the file of the lock, which came along
+        (target / LOCK).unlink(missing_ok=True)  # the file of the lock, which has moved with it
         shutil.rmtree(former, ignore_errors=True)
+
+
+def _link_kept(former: Path, new: Path, keep: Callable[[Path], bool]) -> None:
+    """Link the files and folders of a former folder into a new one, if they are kept.
+
+    Args:
+        former: the former folder, which stays as it is.
+        new: the new folder. What it has under the same name wins.
+        keep: returns whether a file or folder of the former folder is kept.
+    """
+    for path in former.iterdir():
+        new_path = new / path.name
+        if not keep(path) or os.path.lexists(new_path):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, new_path, symlinks=True, copy_function=_link_file)
+        else:
+            _link_file(path, new_path)
 
 
 def finish_replacement(folder: str | Path) -> None:

@@ -316,26 +316,39 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
     from recbole_pos.model.models import is_served
 
     load(self, model, model_class, dataset)
-    internal, options = self.internal_config_dict, self.external_config_dict
+    all_defaults = self.internal_config_dict  # so far RecBole's; those of this package are added
     if not is_served(model):
-        internal.update(own_defaults(model))
+        all_defaults.update(own_defaults(model))
         return
 
-    defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
-    internal.update(defaults)
+    options = self.external_config_dict
+    our_defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
+    all_defaults.update(our_defaults)
 
-    # This package's own configurations (PosConfig, a subclass of Config) check the user's options
-    # themselves. For one that RecBole's ``run_recbole`` makes, they are checked here.
+    # This package's own class of configurations (PosConfig, a subclass of Config) checks the user's
+    # options itself. Those of a Config, as RecBole's ``run_recbole`` makes it, are checked here.
     if type(self) is Config:
-        # RecBole would replace the whole default of eval_args by the keys that are given.
-        if isinstance(options.get("eval_args"), dict):
-            options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
-        _check_options(options, defaults, model)
+        _complete_eval_args(options, our_defaults)
+        _check_options(options, our_defaults, model)
 
     # ``load_col`` lists the columns to read. RecBole's default leaves out the time, which models of
-    # this package need, so it is added. All options are given for the name of the time's column.
-    all_options = {**internal, **options}
-    internal["load_col"] = add_time_field(internal.get("load_col"), all_options)
+    # this package need, so it is added. An option says what the column of the time is called.
+    all_options = {**all_defaults, **options}
+    all_defaults["load_col"] = add_time_field(all_defaults.get("load_col"), all_options)
+
+
+def _complete_eval_args(options: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Add the default keys to the option ``eval_args`` if the user has given some of its keys.
+
+    RecBole would use the given dict in the place of the whole default.
+
+    Args:
+        options: options that the user gave to RecBole, changed in place.
+        defaults: this package's defaults.
+    """
+    given = options.get("eval_args")
+    if isinstance(given, dict):
+        options["eval_args"] = {**defaults["eval_args"], **given}
 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
@@ -343,21 +356,27 @@ def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str
 
     Args:
         options: options that the user gave to RecBole.
-        defaults: the plugin's defaults for the model. Options without a default here are RecBole's
-            own, and not checked.
+        defaults: option -> default of the plugin's options for the model. Other options are
+            RecBole's own, and not checked.
         model: name of the model.
     """
     from recbole_pos.config.checks import check_sizes, check_value
     from recbole_pos.config.options import find_option
     from recbole_pos.config.sources import free_options, list_positions
 
-    # Options that only a custom model or position scheme has may hold anything.
-    free = free_options(model, list_positions(options.get("position"), model))
-    for key in options.keys() & defaults.keys() - free:
-        check_value("configuration", find_option(key), options[key])
+    # Options that only a custom model or position scheme has may have any value.
+    schemes = list_positions(options.get("position"), model)
+    free = free_options(model, schemes)
 
+    # ``find_option`` returns what the table of options says of one: the values that it may have.
+    for key, value in options.items():
+        if key in defaults and key not in free:
+            check_value("configuration", find_option(key), value)
+
+    # A hidden size must be a multiple of the number of attention heads.
     all_options = {**defaults, **options}
-    check_sizes({key: all_options[key] for key in all_options if key not in free}, model)
+    checked = {key: value for key, value in all_options.items() if key not in free}
+    check_sizes(checked, model)
 
 
 # --- checkpoints ---
@@ -390,8 +409,8 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
 def _unpickle_trusted(original: Any, *args: Any, trust: bool = False, **options: Any) -> Any:
     """Call a function of RecBole that reads a checkpoint, but run no code of strangers.
 
-    While the function runs, ``torch.load`` unpickles a file that this process has written, or any
-    file if the user trusts it. Another file raises an error.
+    The decorators let this function replace three functions of RecBole. While one of them runs,
+    :func:`_load_if_trusted` replaces ``torch.load``.
 
     Args:
         original: RecBole's function.
@@ -402,31 +421,43 @@ def _unpickle_trusted(original: Any, *args: Any, trust: bool = False, **options:
         What RecBole's function returns.
 
     Raises:
-        CheckpointError: if the file is not trusted; those of this package never are, since RecBole
-            cannot read them.
+        CheckpointError: if this process has not written the file, and ``trust`` is False.
     """
     import torch
 
-    from recbole_pos.errors import CheckpointError
-
     torch_load = torch.load
-
-    def load_trusted(file: Any, **load_options: Any) -> Any:
-        # torch itself loads bytes in memory, such as tensors from other processes
-        if not isinstance(file, str | os.PathLike):
-            return torch_load(file, **load_options)
-        if trust or os.path.realpath(file) in _WRITTEN:
-            return torch_load(file, weights_only=False, **load_options)
-        raise CheckpointError(
-            f"{file} may run code when RecBole loads it, and this process has not written it: load "
-            "one of recbole-pos with recbole_pos.load; one of RecBole's that you trust, trust=True"
-        )
-
-    vars(torch)["load"] = load_trusted
+    vars(torch)["load"] = functools.partial(_load_if_trusted, torch_load, trust)
     try:
         return original(*args, **options)
     finally:
         vars(torch)["load"] = torch_load
+
+
+def _load_if_trusted(torch_load: Any, trust: bool, file: Any, **options: Any) -> Any:
+    """Return the content of a checkpoint if its code may be run.
+
+    Args:
+        torch_load: the function ``torch.load``.
+        trust: whether the user trusts the file.
+        file: path of the file; or an open file in memory, from which torch itself reads, such as
+            tensors of other processes.
+        options: other arguments of ``torch.load``.
+
+    Raises:
+        CheckpointError: if this process has not written the file, and the user does not trust it.
+    """
+    from recbole_pos.errors import CheckpointError
+
+    if not isinstance(file, str | os.PathLike):
+        return torch_load(file, **options)
+    # ``_WRITTEN`` has the paths of the checkpoints that this process has written. Without
+    # ``weights_only`` torch unpickles objects, which may run code.
+    if trust or os.path.realpath(file) in _WRITTEN:
+        return torch_load(file, weights_only=False, **options)
+    raise CheckpointError(
+        f"{file} was not written by this process, and loading it may run code; load a file of "
+        "recbole-pos with recbole_pos.load, and one of RecBole's that you trust with trust=True"
+    )
 
 
 # --- when a module of RecBole is imported ---
@@ -489,17 +520,17 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
     """
     import torch
 
-    # A few modules of RecBole import a slow library, for functions that are hardly ever called;
-    # _DEFERRED has its name. While such a module runs, Python finds a stand-in under this name, so
-    # that ``from library import function`` gives the module a function of the stand-in, which
-    # imports the library when it is called. The module keeps that function. The stand-in itself is
-    # removed again, so that all other modules import the library as usual.
+    # Some modules of RecBole import functions of a slow library, and hardly ever call them. While
+    # such a module runs, a stand-in takes the place of the library: ``from library import name``
+    # then gives the module a function that imports the library when it is called. Afterwards the
+    # stand-in is removed, so that other modules import the library itself.
     library = _DEFERRED.get(module.__name__, "")
     has_stand_in = library != "" and library not in sys.modules
     if has_stand_in:
         sys.modules[library] = _StandIn(library)
     try:
-        # at the end of this block, anomaly detection is on or off as it was before
+        # This context manager puts anomaly detection back, at its end, to what it was at its start.
+        # Its argument would change it for the block, but is the present value.
         with torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
             execute(module)
     finally:

@@ -201,18 +201,21 @@ class Registry(Mapping[str, type]):
         defaults: dict[str, Any] = {}
         yaml_options: set[str] = set()
         for base in reversed(cls.__mro__):  # from ``object`` to the class itself, so that it wins
-            # the name of a class of this package in the registry; None for any other class
+            # 1. Its yaml file. ``name`` is that of a class of this package; None for any other.
             name = self.find_shipped_name(base)
             in_yaml = read_others(base) if name is None else self.defaults(name)
             yaml_options |= set(in_yaml)
 
-            # A class that it extends may have been registered earlier.
-            earlier = self.find_registration(base)
-            registered = None if earlier is None else earlier.given
+            # 2. Its own attribute ``defaults``, not an inherited one.
+            attribute = vars(base).get("defaults")
+
+            # 3. What a user registers the class with, or has registered a class that it extends.
+            registration = self.find_registration(base)
+            registered = None if registration is None else registration.given
             if base is cls:
                 registered = given
 
-            for source in (in_yaml, vars(base).get("defaults"), registered):  # a later one wins
+            for source in (in_yaml, attribute, registered):  # a later one wins
                 if source is not None and not isinstance(source, Mapping):
                     raise UsageError(
                         f"{import_path(base)}: defaults: expected a dict of options, found "

@@ -62,25 +62,23 @@ class YamlLoader(yaml.SafeLoader):
             yaml.MarkedYAMLError: with the line of the node that exceeds a limit.
         """
         event = self.peek_event()  # how the node begins: a value, list, mapping or alias
+        if self.depth == _MAX_DEPTH:
+            raise _exceeds_limits(event)
         self.depth += 1
-        node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
+        node = super().compose_node(parent, index)
+        assert node is not None
         self.depth -= 1
 
-        # An alias returns a node that has its size already.
-        if node is not None and not isinstance(event, yaml.AliasEvent):
+        if not isinstance(event, yaml.AliasEvent):
             children = node.value if isinstance(node, yaml.CollectionNode) else []
             if isinstance(node, yaml.MappingNode):
                 children = [child for pair in children for child in pair]  # keys and values
             self.sizes[node] = 1 + sum(self.sizes[child] for child in children)
+        elif node not in self.sizes:  # an alias of a node that has not ended: it holds the alias
+            raise _exceeds_limits(event)
 
-        # Two kinds of nodes have no size, and count as too large: one that is too deep, so that
-        # ``node`` is None, and an alias of a node that holds the alias itself, and has not ended.
-        if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
-            problem = (
-                f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "
-                "levels of nesting"
-            )
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        if self.sizes[node] > _MAX_VALUES:
+            raise _exceeds_limits(event)
         return node
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
@@ -101,6 +99,19 @@ class YamlLoader(yaml.SafeLoader):
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 names.add(key.value)
         return node
+
+
+def _exceeds_limits(event: yaml.Event) -> yaml.MarkedYAMLError:
+    """Return the error to raise for a node that is too large or too deep, with its line.
+
+    Args:
+        event: the beginning of the node.
+    """
+    problem = (
+        f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} levels of "
+        "nesting"
+    )
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
@@ -185,9 +196,9 @@ def list_property_files(folder: str) -> list[str]:
 def read_properties(folder: str, name: str) -> Properties:
     """Return what the yaml file of a model, position scheme or loss says of it.
 
-    The file has the class of the model or scheme, and the options that it reads. An option that
-    others read as well has its default only, since ``options.yaml`` describes it. An option that
-    nothing else reads is described here, by a mapping with its type, default and so on::
+    Besides ``about``, each key of the file is an option that the model reads. Its value is either
+    the default, as of ``rope_base``, or a description with the default in it, as of
+    ``rope_scale``: a mapping with ``type``, ``default`` and so on::
 
         about:
           class: package.module:Class
@@ -196,27 +207,27 @@ def read_properties(folder: str, name: str) -> Properties:
           type: float
           default: 1.0
 
-    The file is read once; nobody may change the result.
+    Options without a description here are described in ``options.yaml``, since several models read
+    them. The file is read once; nobody may change the result.
 
     Args:
         folder: the folder of ``properties/`` with the file: ``model``, ``position`` or ``loss``.
         name: name of the file without ``.yaml``, and of the model, scheme or loss.
 
     Returns:
-        What stands under ``about``; option -> default, of all options (``rope_base: 10000.0,
-        rope_scale: 1.0``); and option -> description, of those that are described in this file
-        (``rope_scale``).
+        For the example: about ``{"class": "package.module:Class"}``; defaults ``{"rope_base":
+        10000.0, "rope_scale": 1.0}``; and as rows the descriptions, ``{"rope_scale": {"type":
+        "float", "default": 1.0}}``.
     """
-    options = read_yaml(ROOT / folder / f"{name}.yaml")
-    about = options.pop("about", {})
-    # A mapping with a type is a description. Any other mapping is the default of its option.
-    descriptions = {
-        option: value
-        for option, value in options.items()
-        if isinstance(value, dict) and "type" in value
-    }
-    own_defaults = {option: entry["default"] for option, entry in descriptions.items()}
-    return Properties(about, {**options, **own_defaults}, descriptions)
+    defaults = read_yaml(ROOT / folder / f"{name}.yaml")
+    about = defaults.pop("about", {})
+    descriptions = {}
+    for option, value in defaults.items():
+        # A mapping with a type is a description. Any other mapping is the default of its option.
+        if isinstance(value, dict) and "type" in value:
+            descriptions[option] = value
+            defaults[option] = value["default"]
+    return Properties(about, defaults, descriptions)
 
 
 @functools.cache
@@ -235,10 +246,11 @@ def read_option_rows() -> dict[str, dict[str, Any]]:
 
 
 def read_overall_defaults() -> dict[str, Any]:
-    """Return option -> default, of the plugin's options for every model, RecBole's included.
+    """Return the defaults that this package has for every model, also for RecBole's, by option.
 
-    They stand in ``options.yaml``. A row with a dot in its name (``eval_args.target``) is about a
-    key within another option, whose own default has that key already, so it is left out.
+    They stand in ``options.yaml``, in a row for each option. A row with a dot in its name, such as
+    ``eval_args.target``, is about the key ``target`` within the option ``eval_args``. It is left
+    out, since the default of ``eval_args`` has that key already.
     """
     return {
         name: copy.deepcopy(row["default"])
@@ -324,9 +336,11 @@ def _explain(error: Exception) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {short(' '.join(str(error).split()))}"
     problem = " ".join(str(error.problem).split())  # on one line
-    # A mark is a place in the file: of the problem itself, and of what it is a part of.
+    # PyYAML gives two places in the file (marks), of which one may be None: that of the problem,
+    # and that of its context, where the key or value with the problem begins.
     mark = error.problem_mark or error.context_mark
-    # PyYAML notices a missing colon only where the next line begins; the context is its own line.
+    # If line 2 is `epochs 300` without a colon, PyYAML notices it in line 3: the problem is marked
+    # there, but the context in line 2.
     if "could not find expected" in problem:
         mark = error.context_mark or mark
     return f", line {mark.line + 1}: {short(problem)}"

@@ -38,11 +38,14 @@ def list_models() -> None:
     """Print a table of the models that ``recbole-pos run -m`` takes: name, package, what each is.
 
     First come the models of this package that take position schemes, then its other ones, custom
-    models, and RecBole's. What a model is says the first paragraph of the docstring of its class.
+    models, and RecBole's.
     """
-    # MODELS has the classes of this package (``shipped``), and custom ones (``added``).
-    names = sorted(MODELS.shipped, key=lambda name: "position" not in MODELS.defaults(name))
-    rows = [(name, US, read_summary(MODELS, name)) for name in names]
+    # MODELS has the classes of this package (``shipped``), and custom ones (``added``). A model
+    # that takes position schemes has the option ``position``.
+    with_schemes = [name for name in MODELS.shipped if "position" in MODELS.defaults(name)]
+    others = [name for name in MODELS.shipped if name not in with_schemes]
+    # ``read_summary`` returns the first paragraph of the docstring of a class.
+    rows = [(name, US, read_summary(MODELS, name)) for name in (*with_schemes, *others)]
     for name, registration in MODELS.added.items():
         rows.append((name, registration.cls.__module__, read_summary(MODELS, name)))
     # Of RecBole's models there is a table, with a sentence about each.
@@ -195,10 +198,11 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     if model in MODELS:  # a model of this package or a custom one, which may take position schemes
         title = f"options of {model} and its position schemes"
         model_file = ROOT / "model" / f"{model}.yaml"
-        # the model's own options first, then those of its position schemes
-        with_schemes = plugin_defaults(model, position)
-        own_keys = [key for key in with_schemes if key not in shared]
-        defaults = MODELS.defaults(model) | {key: with_schemes[key] for key in own_keys}
+        # First the options of the model, then those that only its schemes or its loss have. The
+        # defaults for a whole run (``plugin_defaults``) have these and the shared ones.
+        for_run = plugin_defaults(model, position)
+        not_shared = {key: value for key, value in for_run.items() if key not in shared}
+        defaults = MODELS.defaults(model) | not_shared
     else:
         title = f"options of {model}"
         model_file = recbole_folder / "model" / f"{model}.yaml"

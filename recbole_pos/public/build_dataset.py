@@ -29,8 +29,8 @@ def build(
 ) -> Path:
     """Make a public dataset from its raw files; the same files give the same bytes.
 
-    A recipe reads the raw files as tables, ``convert`` writes these as RecBole's atomic files (text
-    files with a typed header), and the numbers of users, items and interactions are compared with
+    A recipe reads the raw files as tables, these are written as RecBole's atomic files (text files
+    with a typed header), and the numbers of users, items and interactions are compared with
     the published ones.
 
     Args:
@@ -53,14 +53,39 @@ def build(
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
 
-    # Read the raw files. Some editions of a dataset lack the values of a column, which is left out.
+    # Read the raw files and write the dataset. Its yaml file of options comes with this package,
+    # and replaces the one that ``convert`` writes.
     tables = _read_raw(public, paths, reporter)
-    frames = [df for df in (tables.interactions, tables.items, tables.users) if df is not None]
-    # names of the columns that have any value; 0 and empty lists or texts do not count as values
-    filled = {column for df in frames for column in df if df[column].dropna().map(bool).any()}
+    _write_atomic(name, tables, data_path, overwrite)
+    shutil.copyfile(public.yaml, folder / public.yaml.name)
 
-    # The first three columns of interactions are user, item and time, in seconds since 1970 ("s").
-    user, item, time = tables.interactions.columns[:3]
+    # Read the new dataset as a run would, to count it; the model does not matter.
+    dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
+    counts = count_dataset(dataset).items()
+    reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
+    require_counts(name, public.counts, dataset)
+    return folder
+
+
+def _write_atomic(name: str, tables: Tables, data_path: str | Path, overwrite: bool) -> None:
+    """Write the tables of a public dataset as RecBole's atomic files.
+
+    Args:
+        name: name of the dataset.
+        tables: its interactions, items and users. The first three columns of interactions are user,
+            item and time; ``kinds`` has the types of columns in atomic files, such as token.
+        data_path: folder in which the folder of the dataset is made.
+        overwrite: whether to replace a dataset that is there.
+    """
+    # Some editions of a dataset lack the values of a column: it is empty, or has only 0 or empty
+    # lists or texts. Such a column gets no type here, and ``convert`` leaves it out.
+    filled = set()
+    for table in (tables.interactions, tables.items, tables.users):
+        if table is not None:
+            filled |= {column for column in table if table[column].dropna().map(bool).any()}
+    types = {column: kind for column, kind in tables.kinds.items() if column in filled}
+
+    user, item, time, *further = tables.interactions.columns
     convert(
         tables.interactions,
         name=name,
@@ -69,26 +94,15 @@ def build(
         user=user,
         item=item,
         time=time,
-        date_format="s",
-        # the type of each column in the atomic files, such as token
-        types={column: kind for column, kind in tables.kinds.items() if column in filled},
-        rename={user: user},  # convert would call the field of a session_id user_id
-        # further columns of interactions, such as a rating, stay in their table
-        tables=dict.fromkeys(tables.interactions.columns[3:], "inter"),
-        # any share of the rows may be unusable: the counts are compared with the published ones
-        max_lost=1,
+        date_format="s",  # seconds since 1970
+        types=types,
+        rename={user: user},  # keep a name such as session_id, which convert would change
+        tables=dict.fromkeys(further, "inter"),  # keep columns such as a rating in interactions
+        max_lost=1,  # any share of the rows may be unusable, since the caller checks the counts
         data_path=data_path,
         overwrite=overwrite,
         verbose=False,
     )
-    shutil.copyfile(public.yaml, folder / public.yaml.name)  # in place of the one of ``convert``
-
-    # Read the new dataset as a run would, to count it; the model does not matter.
-    dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
-    counts = count_dataset(dataset).items()
-    reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
-    require_counts(name, public.counts, dataset)
-    return folder
 
 
 def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> Tables:
