@@ -348,13 +348,15 @@ def _restore_weights(trainer: Any, state: dict[str, Any], file: str | Path) -> N
         state: the checkpoint. Its ``best_weights`` are None before the first validation.
         file: its file, for the message of the CheckpointError if weights do not fit the model.
     """
-    # ``load_weights`` checks weights before it loads them. The best ones are loaded first to be
-    # checked; the newest then replace them in the model. The trainer keeps a copy in memory of the
-    # best weights, since tensors of a checkpoint are read from disk at each use.
+    # The best weights are loaded only to check that they fit the model: ``load_weights`` checks
+    # what it loads. The newest weights replace them below.
     best_weights = state["best_weights"]
     if best_weights is not None:
         load_weights(trainer.model, best_weights, file)
+    # The trainer gets a copy in memory. The tensors of ``state`` are still in the file, which is
+    # mapped into memory (mmap) and read from disk when they are used.
     trainer.best_weights = copy_to_cpu(best_weights)
+
     load_weights(trainer.model, state["weights"], file)
 
 

@@ -47,10 +47,11 @@ def check_device(config: PosConfig) -> None:
     Raises:
         UsageError: if the user asks for a GPU, and torch sees none of this number.
     """
-    # Without a GPU, an empty option means the CPU, and so does RecBole's default (ANY_GPU, "0").
+    # An empty ``gpu_id`` asks for the CPU. "0" (ANY_GPU) is RecBole's default, so the user may not
+    # have asked for a GPU: the run uses one if there is one.
     gpu_id = str(config.plain["gpu_id"]).strip()
-    is_on_cpu = config["device"].type == "cpu"
-    if is_on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
+    asks_for_gpu = config["use_gpu"] and gpu_id not in ("", ANY_GPU)
+    if asks_for_gpu and config["device"].type == "cpu":
         raise UsageError(f"gpu_id: {shown(gpu_id)} is not there; --use_gpu=False trains on the CPU")
 
 

@@ -355,12 +355,14 @@ def is_unfinished(folder: RunFolder) -> bool:
     Args:
         folder: folder of the run.
     """
-    # The best run of a search for options counts as finished. Its folder lies in that of the
-    # search, which has a file search.json (SEARCH). Without names it is not the folder of a run,
-    # but one in which RecBole's own functions have written a .pth file, and counts as finished too.
-    is_best_of_search = (folder.path.parent / SEARCH).is_file()
-    is_run = folder.names.is_file() and not is_best_of_search
-    return is_run and not folder.result.is_file()
+    # A folder without names holds no run, but a .pth file that RecBole's own functions wrote.
+    if not folder.names.is_file():
+        return False
+    # A search for options keeps its best run in its own folder, where it also has a file
+    # search.json (SEARCH). That run counts as finished, even without a result.
+    if (folder.path.parent / SEARCH).is_file():
+        return False
+    return not folder.result.is_file()
 
 
 def count_parameters(model: Any) -> int:

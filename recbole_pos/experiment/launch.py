@@ -97,26 +97,22 @@ def run_in_parallel(
     gpus = list_gpus(config, args.nproc)
     packed_classes = pack(config["model"])  # of models and schemes that users have registered
 
-    # Start the processes and wait for their end. ``failure`` is what torch's launcher tells of the
-    # first process that failed. It is None after a success.
     with tempfile.TemporaryDirectory() as work:
+        # Start the processes and wait for their end. One that raises an error writes it into
+        # ``error_file``.
         error_file = Path(work, "error")
         arguments = args, config.plain, new_run_dir, gpus, packed_classes, error_file
-        failure = None
         try:
-            results = _launch(work, args.nproc, arguments)
+            results, failure = _launch(work, args.nproc, arguments)
         except KeyboardInterrupt:
-            if folder.checkpoint.is_file():
-                text = f"interrupted; continue with `{folder.resume_command}`"
-                raise Interrupted(text) from None
-            raise  # no epoch was kept, so there is nothing to resume
-        except ChildFailedError as failed:
-            _, failure = failed.get_first_failure()  # after the rank of the process
+            if not folder.checkpoint.is_file():
+                raise  # no epoch was kept, so there is nothing to resume
+            text = f"interrupted; continue with `{folder.resume_command}`"
+            raise Interrupted(text) from None
         # Free torch's store: a later process that is forked with it would hang at its end.
         gc.collect()
 
-        # A process that raises an error writes it into ``error_file``. Then the launcher may report
-        # a failure, or none: processes that are started again find the file, and end at once.
+        # The error itself says more than ``failure``, which may also be None after an error.
         if error_file.is_file():
             raise pickle.loads(error_file.read_bytes())
     if failure is not None:  # a process was killed, or failed before it reached our code
@@ -140,8 +136,8 @@ def _explain_failure(failure: ProcessFailure) -> TrainingError:
 
 def _launch(
     log_folder: str, num_processes: int, arguments: tuple[Any, ...]
-) -> dict[int, Result | None]:
-    """Start the processes of this machine, and return the result of each by its rank.
+) -> tuple[dict[int, Result | None], ProcessFailure | None]:
+    """Start the processes of this machine, wait for their end, and return their results.
 
     Args:
         log_folder: folder for the files that torch's launcher writes.
@@ -149,10 +145,12 @@ def _launch(
         arguments: those of :func:`_run_process`, which each process calls.
 
     Returns:
-        Rank (number of a process, from 0) -> what :func:`_run_process` returned in it.
+        Rank (number of a process, from 0) -> what :func:`_run_process` returned in it; ``{}`` after
+            a failure.
+        What torch's launcher reports of the process that failed first, if processes have failed
+            more than ``MAX_RESTARTS`` times; else None.
 
     Raises:
-        ChildFailedError: if a process was lost too often, when the others have ended.
         KeyboardInterrupt: after a signal, when all processes have ended.
     """
     # Our own message names the error; torch's loggers would add tables and tracebacks of the
@@ -174,29 +172,34 @@ def _launch(
         max_restarts=MAX_RESTARTS,
     )
     # ``keep_working_directory_out``: the new processes import nothing from the working directory.
-    with keep_working_directory_out(), _signals_as_without_torch():
-        return elastic_launch(config, _run_process)(*arguments)
+    try:
+        with keep_working_directory_out(), _signals_as_without_torch():
+            return elastic_launch(config, _run_process)(*arguments), None
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()  # after the rank of the process
+        return {}, failure
 
 
 @contextmanager
 def _signals_as_without_torch() -> Iterator[None]:
-    """Let signals that come while torch's launcher runs, in a ``with`` block, act as usual.
+    """Run torch's launcher in a ``with`` block; a signal has its usual effect after the block.
 
-    At a signal, the launcher ends the processes that it has started, and raises a SignalException.
-    In its place, Ctrl-C raises a KeyboardInterrupt here, and SIGTERM ends this process.
+    torch's launcher has its own handlers of signals: they end the processes that it has started,
+    and raise a SignalException. Here that exception is replaced by the usual effect of the signal:
+    Ctrl-C raises a KeyboardInterrupt, and SIGTERM ends this process.
     """
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
-        # The launcher sets handlers for these signals and leaves them set. ``handle_signals`` puts
-        # the handlers of this process back after the block. For a signal before the launcher has
-        # set its own, ``default_int_handler`` raises a KeyboardInterrupt.
+        # The launcher leaves its handlers set; ``handle_signals`` puts the former ones back after
+        # the block. Until the launcher has set its own, ``default_int_handler`` handles each signal
+        # by a KeyboardInterrupt.
         with handle_signals(signal.default_int_handler, *stops):
             yield
     except SignalException as stop:
-        # The launcher's processes have ended. Send the signal to this process again, whose own
-        # handlers are back: by default it ends here, or raises a KeyboardInterrupt at Ctrl-C.
+        # The launcher's processes have ended, and the former handlers are back. Send the signal to
+        # this process again, for its usual effect, with which this function ends.
         signal.raise_signal(stop.sigval)
-        # The process ignores this signal, as SIGHUP under nohup; but the run has been stopped.
+        # Here the process ignores the signal, as SIGHUP under nohup. But the run has been stopped.
         raise KeyboardInterrupt from None
 
 
@@ -268,7 +271,8 @@ def run_as_rank(
     Args:
         args: arguments of the run.
         plain: options of the whole run.
-        run_dir: folder of a new run. A process that torchrun has started again resumes from it.
+        run_dir: folder of a new run; None for one that is named by the time, or if ``args.resume``
+            names the folder of a run to resume.
         gpus: GPUs of the processes of this machine, see :func:`list_gpus`.
 
     Returns:
@@ -282,20 +286,20 @@ def run_as_rank(
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, count_cores() // len(gpus)))  # the processes share the cores
 
-    # A process that was started again resumes from the folder of the new run, if that has an epoch.
+    # The run to resume, if any: the one that the user names. After a loss, torch starts all
+    # processes again; then also this run itself, if an epoch of it was kept in its new folder.
     num_restarts = _count_restarts()
-    resumed_path = args.resume
-    if run_dir and num_restarts and RunFolder(run_dir).checkpoint.is_file():
-        resumed_path = run_dir
-    folder = None if resumed_path is None else RunFolder(resumed_path)
+    resumed_folder = None if args.resume is None else RunFolder(args.resume)
+    if num_restarts and run_dir and RunFolder(run_dir).checkpoint.is_file():
+        resumed_folder = RunFolder(run_dir)
 
     with _process_group("nccl" if gpu else "gloo") as rank:
-        if rank == 0 and num_restarts:
+        is_first = rank == 0  # only the first process prints
+        if is_first and num_restarts:
             text = f"a process was lost; all resume from the last epoch (restart {num_restarts})"
             logging.getLogger(__name__).warning(text)
-        is_first = rank == 0  # only the first process prints
         reporter = Reporter(args.verbose and is_first)
-        return train(configure_for_gpus(plain, gpu), folder, run_dir, reporter)
+        return train(configure_for_gpus(plain, gpu), resumed_folder, run_dir, reporter)
 
 
 def _count_restarts() -> int:

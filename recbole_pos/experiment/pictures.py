@@ -145,11 +145,13 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
     for i, length in enumerate(batch.lengths.tolist()):
         weights[i, :, :length, :length] = matrix[:, t - length :, t - length :]
 
-    # Most schemes (``divides_by_sum``) divide the weights of a query by their sum. The sum may be
-    # so small that it is rounded to 0, as it is behind a history; nothing must be divided by 0.
+    # Most schemes divide the weights of a query by their sum. Behind the end of a history, as in
+    # the last row above, the sum is 0; and a sum of tiny weights may be rounded to 0. Divided by
+    # the smallest positive number instead, these weights become 0.
     if not scheme.divides_by_sum:
         return weights
-    return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    smallest = torch.finfo(weights.dtype).tiny
+    return weights / weights.sum(-1, keepdim=True).clamp_min(smallest)
 
 
 @torch.no_grad()
@@ -173,23 +175,25 @@ def iterate_attention(
     longest_first = np.argsort(-lengths, kind="stable")
     rows, lengths = rows[longest_first], lengths[longest_first]
 
-    # A history has length^2 weights by layer and head. A batch takes as many histories as fit into
-    # one tensor: ``chunk_elements`` says how many numbers that should have.
+    # A layer's weights for a batch are one tensor [b, h, t, t], which must not get too large:
+    # ``chunk_elements`` says how many numbers it may have.
     layers = find_attention_layers(model)
-    max_weights = chunk_elements(torch.device(model.device)) // layers[0].n_heads
+    max_numbers = chunk_elements(torch.device(model.device))
+    max_numbers_per_head = max_numbers // layers[0].n_heads
     start = 0
     while start < len(rows):
-        # The next history is the longest that is left, so that no other one needs more room. The
-        # first value of RecBole's collate_fn is a table of the chosen rows.
-        batch_size = max(1, max_weights // int(lengths[start]) ** 2)
-        interaction = loader.collate_fn(rows[start : start + batch_size].tolist())[0]
-        # the inputs of every layer while the model encodes the histories, and the packed histories
-        inputs = compute_layer_inputs(model, layers, interaction.to(model.device))
-        weights = [
-            compute_attention_weights(layer, x, packed)
-            for layer, (x, packed) in zip(layers, inputs, strict=True)
-        ]
-        _, packed = inputs[0]  # the same histories in every layer
+        # The first history of the batch is its longest one, so it decides t.
+        longest = int(lengths[start])
+        batch_size = max(1, max_numbers_per_head // longest**2)
+        batch_rows = rows[start : start + batch_size]
+        interaction, *_ = loader.collate_fn(batch_rows.tolist())  # RecBole's table of these rows
+
+        # Let the model encode the histories. Each layer gets inputs x [m, d] of its own, and the
+        # same packed histories.
+        layer_inputs = compute_layer_inputs(model, layers, interaction.to(model.device))
+        weights = []
+        for layer, (x, packed) in zip(layers, layer_inputs, strict=True):
+            weights.append(compute_attention_weights(layer, x, packed))
         yield weights, packed
         start += batch_size
 
@@ -210,14 +214,16 @@ def compute_layer_inputs(
         For each layer its inputs [m, d], the interactions of all histories one after the other, and
         the batch of these histories.
     """
-    # Torch calls the hook of a layer with its arguments, (inputs, batch), before the layer.
+    # Torch calls the hook of a layer right before the layer, with the layer's arguments (inputs,
+    # batch). So ``inputs`` gets them in the order of the layers.
     inputs: list[tuple[Tensor, SequenceBatch]] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: inputs.append(args)) for layer in layers
     ]
     try:
-        # Without targets no history of the batch reads another one (some models let them).
-        # pack: the histories without padding; prepare adds what a model computes for a batch.
+        # ``pack`` puts the histories one after the other; ``prepare`` adds what the model computes
+        # once for a batch. In training, some models let histories read those of other users: only
+        # interactions before a target. Without targets each history is encoded for itself.
         batch = replace(model.pack(rows), targets=None)
         model.encode(model.prepare(batch))
     finally:
@@ -360,13 +366,15 @@ def draw_maps(
         file: path to write to, which is returned.
         columns: number of panels in a row; by default all, up to ``ABREAST``.
     """
-    # A grid of panels, which share 12 inches, but are between 1.5 and 3.2 inches wide and high. The
-    # figure has room for the colours on the right, and for a line of each title.
+    # A grid of square panels, which share 12 inches, but have sides of 1.5 to 3.2 inches.
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
-    inches = min(3.2, max(1.5, 12 / max(columns, rows)))
-    width = max(inches * columns + 1.8, 5.5)
-    height = inches * rows + 0.7 + 0.25 * len(titles)
+    side = min(3.2, max(1.5, 12 / max(columns, rows)))
+
+    # Beside the panels, 1.8 inches are for labels and colours. The title needs a width of 5.5
+    # inches, and a height of 0.25 for each of its lines; 0.7 are for the labels below.
+    width = max(side * columns + 1.8, 5.5)
+    height = side * rows + 0.7 + 0.25 * len(titles)
     # panels are square: "compressed" packs them without gaps between them
     figure = Figure(figsize=(width, height), layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -378,11 +386,13 @@ def draw_maps(
     # Draw each matrix, with one scale of colours for all. Only panels at the left and at the bottom
     # have labels.
     style = choose_colors([matrix for _, matrix in panels])
-    font_size = 10 if inches > 2.2 else SMALL  # points: SMALL for small panels
+    font_size = 10 if side > 2.2 else SMALL  # points: SMALL for small panels
     image: Any = None
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
-        n = len(matrix)
-        extent = (0.5 - n, 0.5, 0.5, 0.5 - n)  # cells from 1 - n to 0, the newest, on both axes
+        # On both axes the interactions are at 1 - n (the oldest) to 0 (the newest), in cells of
+        # size 1. The outer edges of these cells are the left, right, bottom and top of the picture.
+        first_edge, last_edge = 0.5 - len(matrix), 0.5
+        extent = (first_edge, last_edge, last_edge, first_edge)
         image = panel.imshow(matrix, extent=extent, interpolation="nearest", **style)
         panel.set_title(name, fontsize=font_size)
         is_left = index % columns == 0
@@ -391,10 +401,11 @@ def draw_maps(
         panel.set_xlabel(axes[0] if is_bottom else "", fontsize=font_size)
         panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
         for axis in (panel.xaxis, panel.yaxis):  # whole numbers, about two an inch
-            num_steps = max(2, int(2 * inches))
+            num_steps = max(2, int(2 * side))
             axis.set_major_locator(MaxNLocator(num_steps, integer=True, min_n_ticks=1))
 
-    figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
+    aspect = 20 * min(rows, 3)  # length by width: with more rows the bar is longer, but no wider
+    figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=aspect)
     return write(figure, file, *titles)
 
 

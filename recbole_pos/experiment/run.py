@@ -164,16 +164,14 @@ class Catalogue:
             config: configuration of the run.
             vocabulary: names of users and items by id, and their numbers of interactions.
         """
-        # Most names of attributes are those of RecBole's datasets: ``field2id_token`` has the names
-        # of users and items by id. ``counts_time``: whether times are dates, not running numbers.
-        # ``num`` counts the names of a field, the padding included.
+        # Most names of attributes are those of RecBole's datasets.
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self.field2id_token = vocabulary.tokens
+        self.field2id_token = vocabulary.tokens  # field -> names of its users or items, by id
         self.user_num, self.item_num = self.num(self.uid_field), self.num(self.iid_field)
-        self.events = int(vocabulary.user_counts.sum())
-        self.counts_time = vocabulary.has_dates
+        self.events = int(vocabulary.user_counts.sum())  # number of interactions
+        self.counts_time = vocabulary.has_dates  # whether times are dates, not running numbers
         self.popularity = vocabulary.popularity  # [items] int64, of training interactions
 
     def num(self, field: str) -> int:
@@ -229,11 +227,13 @@ def load(
         _require_dataset(config)
     warn_of_unfinished(folder)
 
-    # Read the data here, and not in ``prepare``, if a view is taken of them, or if users and items
-    # might get other ids than in the run: when files have grown, or the run was an update.
+    # ``prepare`` below reads a dataset that is None. But it takes no view, and does not know which
+    # ids users and items have in the run. These may differ from those in the files if the files
+    # have grown, or the run was an update: ``read_dataset`` takes them from the run folder.
     if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = read_dataset(config, folder, hold_out_later=grown)
-        dataset = dataset if view is None else view(dataset)
+        if view is not None:
+            dataset = view(dataset)
 
     # The model, with weights that are checked to be of these data: ``prepare`` builds it with
     # random weights, and ``load_best`` puts the best in, and returns the fields that have changed.
@@ -423,8 +423,9 @@ def evaluate(
     try:
         experiment = load(folder.path, options=options, **source)
     except CheckpointError as error:
-        # The data have changed. If they only grew, a slower reading (``grown``) finds those of the
-        # run among them; where values of attributes are others, too, the error stands.
+        # The data have changed. If they have only grown, ``grown`` leaves the later interactions
+        # out. ``changed`` then lists the attributes of users and items with other values than in
+        # the run; if there are any, metrics would be others, and the error stands.
         experiment = load(folder.path, options=options, **source, grown=True)
         if experiment.changed:
             raise error from None

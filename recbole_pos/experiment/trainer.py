@@ -244,11 +244,12 @@ class PosTrainer(EvaluatingTrainer):
         self.loader = self.training_loader(train_data)
         if self.config["train_neg_sample_args"].get("dynamic", False):
             self.loader.get_model(self.model)  # RecBole's dynamic sampler scores negatives with it
+        # Digests (hashes) of the data, which checkpoints keep; RecBole's own datasets have none.
         self.identity = getattr(train_data._dataset, "identity", self.identity)
 
-        # Log warnings about the model, unless the training is resumed and has logged them before.
-        # Packed batches have histories, and these have a target at every position. But with
-        # ``train_windows: prefix`` they have a single one, after the newest interaction.
+        # Log warnings about the model; a resumed training has logged them before. Some depend on
+        # whether every position of a history is trained to predict the next item. So it is in
+        # packed batches, but for ``train_windows: prefix``, which trains the last position only.
         if self.progress.next_epoch == 0:
             trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
             log_notices(self.model, trains_every_position)
@@ -256,13 +257,15 @@ class PosTrainer(EvaluatingTrainer):
     def _make_writer(self, saved: bool) -> CheckpointWriter:
         """Return the writer of checkpoints, which saves the state of this trainer into a file.
 
-        Unless ``saved``, and in all but the first process, it gets no file and writes nothing.
+        It writes nothing if ``saved`` is False, or if this process is not the first one.
         """
         file = Path(self.saved_model_file)
-        if saved and self.run is None:  # RecBole's folder of checkpoints, which may be missing
+        # Without a run folder, the file is in RecBole's folder of checkpoints, which may not exist.
+        if saved and self.run is None:
             file.parent.mkdir(parents=True, exist_ok=True)
-        capture = functools.partial(checkpoint.capture_state, self)
-        return CheckpointWriter(file if saved and self.shard.rank == 0 else None, capture)
+        capture = functools.partial(checkpoint.capture_state, self)  # returns the state
+        writes = saved and self.shard.rank == 0
+        return CheckpointWriter(file if writes else None, capture)
 
     def _finish_epoch(self, line: dict[str, Any], keep_now: bool) -> None:
         """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics.
@@ -305,14 +308,15 @@ class PosTrainer(EvaluatingTrainer):
         # ``choose_loss`` returns the model's loss of a batch of rows or, packed, of histories.
         loss_func = self.adapter.choose_loss(train_data.packed)
 
-        # Several processes have a part of every batch each. Gradients of a SharedLoss, which wraps
-        # the model and so is made only once, are summed over them. Buffers, such as running means,
-        # are not summed: after the epoch all processes get those of the first one.
-        if not self.shard.is_alone:
+        if not self.shard.is_alone:  # one of several processes, each with a part of every batch
             self._seed_process(epoch)
+            # A SharedLoss sums gradients over the processes; it is made in the first epoch.
             self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
             loss_func = self.shared_loss
+
         mean_loss = self._take_steps(loss_func, train_data, epoch, num_steps, show_progress)
+
+        # Buffers, such as running means, are not summed: all get those of the first process.
         if self.shared_loss is not None:
             self.shared_loss.broadcast_buffers()
 
@@ -543,22 +547,21 @@ def _prepare_sharing(config: Options, model: Any, shard: distributed.Shard) -> N
 
     Args:
         config: configuration, which names the model.
-        model: the model. Its attribute ``targets_meet`` says that the loss compares each target
-            with the others of its batch, ``later_targets`` is not None if a position has several
-            targets, and ``needs_events`` says that the model compares the sequences of a batch.
+        model: the model; those of RecBole lack the attributes ``needs_events`` and the like.
         shard: the part of this process.
     """
-    reads_later = getattr(model, "targets_meet", False) and model.later_targets is not None
+    compares_sequences = getattr(model, "needs_events", False)  # those of a batch
+    compares_targets = getattr(model, "targets_meet", False)  # in the loss of a batch
     problem = ""
     if model.type == ModelType.TRADITIONAL:
         problem = "has no gradients to share"
-    elif getattr(model, "needs_events", False):
+    elif compares_sequences:
         problem = "compares the sequences of a batch, of which a process would have a part"
-    elif reads_later:
+    elif compares_targets and model.later_targets is not None:  # a position has several targets
         problem = "with target_window and this loss_type compares the targets of a batch"
     if problem:
         raise UsageError(f"nproc: {config['model']} {problem}; use one process")
-    if getattr(model, "targets_meet", False):
+    if compares_targets:
         model.loss = functools.partial(distributed.compute_global_loss, model.loss, shard)
 
 
