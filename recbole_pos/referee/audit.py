@@ -73,39 +73,44 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     Returns:
         The counts and the metrics of the baselines, for each split.
     """
+    # A text or path that is no file is the name or folder of a dataset.
     is_name = isinstance(data, (str, os.PathLike)) and not Path(data).is_file()
     dataset = data if is_name else Dataset.from_frame(data)
+
+    # Name of each split -> option ``eval_args`` that makes it.
     eval_args = options.pop("eval_args", {})
-    splits = {name: {**eval_args, **split} for name, split in SPLITS.items()}
     if "split" in eval_args:
         splits = {"as given": eval_args}
+    else:
+        splits = {name: {**eval_args, **split} for name, split in SPLITS.items()}
 
-    # for each split its test requests: a history, and the target to predict after it
-    requests_by_split = {}
+    # Split the dataset, and count its test targets; ``counts`` has fact -> split -> number. A
+    # request is a history, and the target to predict after it.
+    num_targets: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
     for name, split in splits.items():
-        given = {**options, "eval_args": split}
-        requests_by_split[name] = make_requests(read_split_data(dataset, config_files, given))
-    counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
+        split_data = read_split_data(dataset, config_files, {**options, "eval_args": split})
+        requests = make_requests(split_data)
+        num_targets[name] = len(requests)
+        for fact, count in count_facts(requests).items():
+            counts.setdefault(fact, {})[name] = count
 
     # Interactions of the same time have no order by themselves, so they keep that of the file. If
     # there are such targets, random orders show how much depends on it. Each takes a run of each
     # baseline, so only the first split has them: "as given", or leave-one-out.
     first_split = next(iter(splits))
     orders = {name: [split] for name, split in splits.items()}
-    if counts[first_split]["targets at a tie"]:
+    if counts["targets at a tie"][first_split]:
         orders[first_split] += [{**splits[first_split], "ties": ties} for ties in _RANDOM_ORDERS]
 
-    # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
-    first_dataset = requests_by_split[first_split].dataset
+    # The size is the same after every split. Id 0 of users and of items is padding, hence the - 1.
     return Audit(
-        name=str(first_dataset.dataset_name),
-        num_interactions=len(first_dataset.log),
-        num_users=first_dataset.user_num - 1,
-        num_items=first_dataset.item_num - 1,
-        num_targets={name: len(requests) for name, requests in requests_by_split.items()},
-        counts={
-            fact: {name: counts[name][fact] for name in splits} for fact in counts[first_split]
-        },
+        name=str(split_data.dataset_name),
+        num_interactions=len(split_data.log),
+        num_users=split_data.user_num - 1,
+        num_items=split_data.item_num - 1,
+        num_targets=num_targets,
+        counts=counts,
         levels=_measure_baselines(dataset, config_files, options, orders),
     )
 

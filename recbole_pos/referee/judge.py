@@ -66,8 +66,8 @@ class Judgement:
     def list_faults(self, min_share: float = 0.0) -> list[str]:
         """Return a sentence for each kind of fault that is frequent enough.
 
-        An example is ``a.csv: 3 of 900 rows of unknown items; they keep their places and are no
-        hits``: the items after an unknown one do not move up.
+        A sentence says how often the fault occurs, and what follows from it (_EFFECTS), such as
+        ``a.csv: 12 of 500 requests without a list; they are misses``.
 
         Args:
             min_share: a fault is left out if its share is not above this. Missing and short lists
@@ -214,37 +214,56 @@ def _judge_block(
         for a target that its list lacks.
         Kind of fault -> number of rows with it.
     """
-    # The rows of all lists, sorted by request and place: the number of the request, counted from
-    # the first chosen one, and the id of the item, which is ``num_items`` for an unknown one.
-    num_items = len(requests.item_names)
+    # Sort the rows of the lists by request, then by their order in the list, then by item id.
     request, item, order = _read_block(predictions, requests, chosen)
-    by_place = np.lexsort((item, order, request))  # by request, then by order, then by id
+    by_place = np.lexsort((item, order, request))
     request, item = request[by_place], item[by_place]
-    place = count_within(request)  # 0, 1, ... in each list
 
-    # Each pair of a request and an item as one number, by which pairs are compared: the requests
-    # 0, 1, ... have the items 0 to ``num_items`` each. ``find_excluded`` returns the requests and
-    # items of all pairs that are no candidates, since the user has had the item before.
+    # A row without a fault that has the target of its request is a hit.
+    faults = _find_faults(request, item, requests, chosen)
+    has_fault = np.logical_or.reduce(list(faults.values()))
+    targets = requests.target_ids[chosen]
+    is_hit = (item == targets[request]) & ~has_fault
+
+    # The rank of the target is the place of its hit. ``count_within`` gives the places 0, 1, ... in
+    # each list; a faulty row has a place, too, so the items after it do not move up.
+    place = count_within(request)
+    ranks = np.full(len(targets), len(requests.item_names))  # the rank of a target without a hit
+    ranks[request[is_hit]] = place[is_hit]
+    return ranks, Counter({fault: int(is_faulty.sum()) for fault, is_faulty in faults.items()})
+
+
+def _find_faults(
+    request: np.ndarray, item: np.ndarray, requests: Requests, chosen: slice
+) -> dict[str, np.ndarray]:
+    """Return which rows of some lists have which fault; each row has one fault at most.
+
+    Args:
+        request: [rows] number of each row's request, counted from the first chosen one; ascending.
+        item: [rows] id of each row's item; the number of all items for an unknown one.
+        requests: all requests.
+        chosen: the requests whose lists these are.
+
+    Returns:
+        Kind of fault -> [rows] bool.
+    """
+    # Make one number of each pair of a request and an item, by which pairs are compared. As ids go
+    # from 0 to ``num_items`` (an unknown item), request 2 and item 5 are 2 * (num_items + 1) + 5.
+    num_items = len(requests.item_names)
     pair = request.astype(np.int64) * (num_items + 1) + item
+
+    # A row whose pair an earlier row has repeats an item. np.unique finds the first row of each.
+    _, first_rows = np.unique(pair, return_index=True)
+    is_first = np.zeros(len(pair), dtype=bool)
+    is_first[first_rows] = True
+    is_unknown = item == num_items
+    is_repeated = ~is_first & ~is_unknown
+
+    # The pairs that no list should have, since the user has had the item before.
     excluded_request, excluded_item = requests.find_excluded(chosen)
     excluded_pair = excluded_request * (num_items + 1) + excluded_item
-
-    # Find faulty rows. Of rows with the same pair, all but the first repeat an item. With
-    # ``return_index``, np.unique returns the index of the first row of each pair in second place.
-    is_unknown = item == num_items
-    is_first_of_pair = np.zeros(len(pair), dtype=bool)
-    is_first_of_pair[np.unique(pair, return_index=True)[1]] = True
-    is_repeated = ~is_first_of_pair & ~is_unknown
     is_excluded = np.isin(pair, excluded_pair) & ~is_repeated
-    faults = {UNKNOWN_ITEMS: is_unknown, DUPLICATES: is_repeated, SEEN_ITEMS: is_excluded}
-
-    # A row without a fault that has the target of its request is a hit. Its place is the rank; all
-    # targets without a hit have the rank ``num_items``.
-    targets = requests.target_ids[chosen]
-    is_hit = (item == targets[request]) & ~is_repeated & ~is_excluded
-    ranks = np.full(len(targets), num_items)
-    ranks[request[is_hit]] = place[is_hit]
-    return ranks, Counter({fault: int(has_fault.sum()) for fault, has_fault in faults.items()})
+    return {UNKNOWN_ITEMS: is_unknown, DUPLICATES: is_repeated, SEEN_ITEMS: is_excluded}
 
 
 def _read_block(
@@ -265,21 +284,20 @@ def _read_block(
             first number that is no id.
         order: [rows] float64 order in the list.
     """
-    # A request's number and an item's id are the index of its name in these arrays. Id 0 is padding
-    # and no item, so that it has no name here.
     request_names = pa.array(requests.names[chosen])
-    item_names = pa.array([None, *requests.item_names[1:]], pa.string())
-    unknown_item = np.int32(len(item_names))
+    item_names = pa.array(requests.item_names[1:])  # without id 0, which is padding
+    unknown_item = np.int32(len(requests.item_names))
     blocks = []
     for rows in predictions.read_rows():
-        # ``_find_index`` gives -1 for a name that is not in the array, and 0 for an item's name
-        # that is empty
+        # Find the number of each row's request, -1 if it is not a chosen one.
         request = _find_index(rows.requests, request_names)
         is_chosen = request >= 0
-        item = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
-        item = np.where(item > 0, item, unknown_item)
+
+        # Find the items of the rows that are kept. The first name has the id 1, hence + 1.
+        index = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
+        item = np.where(index >= 0, index + 1, unknown_item)
         blocks.append((request[is_chosen], item, rows.order[is_chosen]))
 
-    # join the blocks, three arrays each
+    # Join the blocks, three arrays each.
     request, item, order = map(np.concatenate, zip(*blocks, strict=True))
     return request, item, order

@@ -387,9 +387,10 @@ def compute_lists(
         num_items = read_run_data(run_dir, data_path).item_num - 1  # without the id of padding
         k = min(_LENGTH, num_items)
 
-    # Evaluate the run once more. What an evaluation keeps of each target depends on the metrics.
-    # The metric ItemCoverage (_KEEPS_ITEMS) makes it keep the best items; its value is not used.
-    # Metrics that need ranks make it keep which interactions the targets are, too.
+    # Evaluate the run again, since an evaluation ranks the items for each target. Its collector
+    # keeps only what some metric needs. So ask for a metric that needs the best k items
+    # (_KEEPS_ITEMS); its value is not used. ``needs_ranks`` makes the collector keep the row of
+    # each target in the dataset, too.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
@@ -397,9 +398,9 @@ def compute_lists(
     collector.needs_ranks = True
     experiment.trainer.evaluate(experiment.loaders[part], load_best_model=False)
 
-    # Of each target: the row of its interaction in the dataset, [targets], and the ids of its best
-    # items, [targets, k]. Targets are in the order of evaluation, and requests, one for each
-    # target, in that of the rows: so sort the lists by row.
+    # What was kept: the row of each target [targets], and the ids of the best items [targets, k].
+    # The evaluation has an order of its own. Each target belongs to one request, and requests are
+    # in the order of the dataset's rows: so sort the lists by these.
     target_rows = collector.last.get(EVENT).cpu().numpy()
     items = collector.last.get(ITEMS).cpu().numpy()
     items = items[np.argsort(target_rows, kind="stable")]

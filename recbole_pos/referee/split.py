@@ -150,10 +150,12 @@ class Requests:
         those made for another split are refused. The digest changes with the data, the split, the
         targets, and which items are ranked.
         """
-        # identity["data"] is a hash of the data; ``candidates`` says which items are ranked.
+        # Texts: a hash of the data, "test" or "valid", which items are ranked, and the names of the
+        # requests, such as ann#2. A zero byte ends each.
         digest = hashlib.sha256()
         for text in (self.dataset.identity["data"], self.part, self.candidates, *self.names):
             digest.update(text.encode() + b"\0")
+        # Numbers: the row of each request's target in the data.
         digest.update(np.ascontiguousarray(self.target_rows).tobytes())
         return digest.hexdigest()[:16]
 
@@ -443,8 +445,8 @@ def _convert_times(dataset: Any, times: np.ndarray) -> pa.Array:
 def _tabulate_requests(requests: Requests) -> Iterator[pa.Table]:
     """Yield the requests as tables: a row for each, with the history before the held-out item.
 
-    One table has as many requests as their histories fit into memory (``divide`` yields such
-    ranges).
+    Each table has some of the requests, so that memory is limited: their histories have about
+    _CELLS interactions together.
 
     Args:
         requests: the requests. The history of each is a range of rows of the log, from
@@ -453,7 +455,7 @@ def _tabulate_requests(requests: Requests) -> Iterator[pa.Table]:
     dataset, log = requests.dataset, requests.dataset.log
     item_names = pa.array(requests.item_names)
     all_lengths = requests.target_rows - requests.history_starts
-    for chosen in divide(all_lengths, _CELLS):
+    for chosen in divide(all_lengths, _CELLS):  # ranges of requests, as slices
         lengths = all_lengths[chosen]
         # All histories one after the other: starts [4, 9] and lengths [2, 3] give the rows of the
         # log [4, 5, 9, 10, 11], and offsets [0, 2, 5] say where each history begins and ends.

@@ -41,13 +41,13 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
     if not because:
         return
 
-    # The model must read the given histories, since interactions are left out of them. Of RecBole's
-    # models only sequential ones do. A model that compares users (``needs_events``) looks users of
-    # the dataset up by their ids (``users``), and reads their histories there.
+    # Interactions are left out of ``histories``, so the model must read these. Models that are not
+    # sequential read no history. And a model that compares users (``needs_events``) reads the
+    # histories of the dataset's users, which have user ids, from the dataset itself.
     is_sequential = scorer.config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     has_user_ids = histories.users is not None
     reads_dataset = has_user_ids and getattr(scorer.model, "needs_events", False)
-    if reads_dataset or not is_sequential:
+    if not is_sequential or reads_dataset:
         raise UsageError(
             f"because: {scorer.config['model']} reads no history here that an interaction can be "
             "left out of; give histories to a sequential model"
@@ -63,8 +63,8 @@ def add_reasons(
 
     Args:
         table: recommendations, an item in each row.
-        effects: what :func:`leave_one_out` returns for the items of the rows: a row for each row of
-            the table (``pair``) and each past interaction of its history.
+        effects: what :func:`leave_one_out` returns for the items of the rows: what changes without
+            each past interaction. ``pair`` is the number of the row of ``table``.
         because: number of reasons for each row.
         item_names: [items] names of the items with the ids 1, 2, ...
 
@@ -73,14 +73,20 @@ def add_reasons(
         most), ``steps_back_1``, ``score_change_1``, ``rank_change_1``, then ``because_2`` and so
         on. They are empty where a row has fewer reasons.
     """
+    # The reasons, the strongest of each row first. Here row 0 of the table has two, row 1 none:
+    #
+    #     pair  reason  past  steps_back  score_change  rank_change
+    #        0       1    17           1          -0.8            5
+    #        0       2     9           4          -0.1            1
+    #        2       1    17           1          -0.3            2
     reasons = find_reasons(effects, because)
     columns: dict[str, object] = {}
     for n in range(1, because + 1):
-        # Rows of the table that have an n-th reason.
+        # In the example the rows 0 and 2 have a first reason, and row 0 has a second one.
         is_nth = reasons["reason"] == n
         row = reasons["pair"][is_nth]
 
-        # The other rows stay empty. Names begin with the item of id 1, hence id - 1.
+        # The other rows stay empty. ``past`` is the id of the past item; the first name has id 1.
         past = np.full(len(table), None, dtype=object)
         past[row] = item_names[reasons["past"][is_nth] - 1]
         columns[f"because_{n}"] = past

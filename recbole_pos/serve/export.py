@@ -99,21 +99,25 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
         format: ``onnx`` or ``torch_export``.
         k: number of items to recommend; all if there are fewer.
     """
-    # Two programs; vectors of the first must be the model's. Id 0 of ``names`` is padding (None).
-    names = _list_tokens(dataset, dataset.iid_field)
-    recommend = Recommend(encoder, min(k, len(names) - 1))
+    # The program ``vector``, which must give the same vectors of histories as the model.
     _write_program(encoder, folder, format, "vector", ("vector",))
     _require_same(encoder, load_program(folder / f"vector.{SUFFIX[format]}"))
+
+    # The program ``recommend``.
+    names = _list_tokens(dataset, dataset.iid_field)  # of items by id; names[0] is padding (None)
+    num_items = len(names) - 1
+    recommend = Recommend(encoder, min(k, num_items))
     _write_program(recommend, folder, format, "recommend", ("best", "scores"))
 
-    # Names of items, and of the tokens of features, whose ids the programs read. A feature of
-    # numbers has None. The feature events_brand is the field brand of interactions.
+    # The programs read ids: write the names of the items, and the tokens of each feature, by id. A
+    # feature of numbers has no tokens (None).
     names_by_file: dict[str, Any] = {"items.json": names}
-    if encoder.fields:
-        names_by_file["features.json"] = {
-            name: None if embed.numeric else _list_tokens(dataset, name.partition("_")[2])
-            for name, embed in encoder.fields.items()
-        }
+    tokens_by_input: dict[str, list[Any] | None] = {}
+    for name, embed in encoder.fields.items():
+        _table, _, field = name.partition("_")  # events_brand is the field brand of interactions
+        tokens_by_input[name] = None if embed.numeric else _list_tokens(dataset, field)
+    if tokens_by_input:
+        names_by_file["features.json"] = tokens_by_input
     for file, content in names_by_file.items():
         (folder / file).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
@@ -198,19 +202,20 @@ def _describe_features(encoder: Encoder) -> list[tuple[str, str, str]]:
     Returns:
         Name, description and example of each input. A rating of interactions has the description
         "float32 [B, L], a number, NaN for none". The example is Python code of the input for one
-        history (a list ``history``) without ratings: "np.full((1, len(history)), np.nan, ...)".
+        history (a list ``history``) without ratings: "np.full([1, len(history)], np.nan, ...)".
     """
     features = []
-    code_of_size = {"B": "1", "L": "len(history)", "s": "1"}  # in the example
+    code_of_size = {"B": "1", "L": "len(history)", "s": "1"}  # sizes of the example's dimensions
     for name, layer in encoder.fields.items():
         if layer.numeric:
             dtype, missing, meaning = "float32", "np.nan", "a number, NaN for none"
         else:
             dtype, missing, meaning = "int64", "0", "ids by `features.json`, 0 for none"
         axes = encoder.axes[name]
-        shape = "".join(f"{code_of_size[axis]}, " for axis in axes)  # a tuple ends with a comma
-        example = f"np.full(({shape}), {missing}, np.{dtype})"
-        features.append((name, f"{dtype} [{', '.join(axes)}], {meaning}", example))
+        description = f"{dtype} [{', '.join(axes)}], {meaning}"
+        shape = ", ".join(code_of_size[axis] for axis in axes)
+        example = f"np.full([{shape}], {missing}, np.{dtype})"
+        features.append((name, description, example))
     return features
 
 
@@ -344,8 +349,10 @@ class Encoder(nn.Module):
         """
         # Items, padded on the right with 0, and times, in the unit of the time field, with gaps of
         # 1 second to 10^6 seconds (12 days).
-        model, shape = self.model, (len(lengths), int(lengths.max()))
-        is_padding = torch.arange(shape[1]) >= lengths[:, None]
+        model = self.model
+        num_histories, longest = len(lengths), int(lengths.max())
+        shape = (num_histories, longest)
+        is_padding = torch.arange(longest) >= lengths[:, None]
         items = torch.randint(1, model.n_items, shape, generator=generator)
         gaps = 10 ** (6 * torch.rand(shape, generator=generator, dtype=torch.float64))
         times = (_EXAMPLE_TIME + gaps.cumsum(1)) / model.time_unit
@@ -355,15 +362,17 @@ class Encoder(nn.Module):
             "times": times.masked_fill(is_padding, 0),
             "at": times[:, -1],  # the requests
         }
-        # Features, also of padding, where no model reads them. ``axes`` has a letter for each
-        # dimension of one: B histories, L interactions of the longest one, s values in a list.
-        sizes = {"B": shape[0], "L": shape[1], "s": 2}
-        for name, layer in self.fields.items():  # the layer that embeds the feature
+        # Features: numbers, or ids of tokens; each id has a row in the layer's table of embeddings.
+        # Padding has random values, too, since no model reads them. ``axes`` has the dimensions of
+        # a feature as letters, such as "BL" for a value of each interaction.
+        sizes = {"B": num_histories, "L": longest, "s": 2}  # s: values in a list
+        for name, layer in self.fields.items():
             feature_shape = [sizes[axis] for axis in self.axes[name]]
             if layer.numeric:
                 values[name] = torch.randn(feature_shape, generator=generator)
-            else:  # ids, each of which has a row in the layer's table
-                values[name] = torch.randint(len(layer.table), feature_shape, generator=generator)
+            else:
+                num_ids = len(layer.table)
+                values[name] = torch.randint(num_ids, feature_shape, generator=generator)
         return {name: values[name] for name in self.inputs}  # only those that the model reads
 
 
@@ -395,13 +404,15 @@ class Recommend(nn.Module):
 
 
 def _repeat_single_row(table: Tensor, num_rows: int) -> Tensor:
-    """Return a table with ``num_rows`` rows as it is, and repeat that of a table with one row.
+    """Return a table of ``num_rows`` rows as it is; of a table of one row, repeat this row.
 
-    A program of torch.export cannot have an ``if`` on a size. So row i of the result is row i of
-    the table or, where that has ended, its last one: rows 0, 1, 2 of three, but 0, 0, 0 of one.
+    A traced program may get either table, and ``expand`` or an ``if`` would make it keep to the one
+    that it was traced with. So rows are taken by index: row min(i, last row) becomes row i. For
+    three rows these are [0, 1, 2] of a table with three, and [0, 0, 0] of one with a single row.
     """
     last_row = torch.arange(table.size(0))[-1:]
-    return table.index_select(0, torch.minimum(torch.arange(num_rows), last_row))
+    index = torch.minimum(torch.arange(num_rows), last_row)
+    return table.index_select(0, index)
 
 
 def make_encoder(model: Any) -> Encoder:
@@ -438,8 +449,9 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     Raises:
         UsageError: if torch cannot record it.
     """
-    # The example: three histories of the same length, below the longest possible one (n) if n
-    # allows it. Only :class:`Recommend` is given the items that are allowed, here in two rows.
+    # The example: three histories, and items that are allowed, which only :class:`Recommend` reads,
+    # in two rows. Its sizes are no special cases: torch takes a size of 1 as fixed, and could take
+    # equal sizes, or a length equal to the longest possible one (n), to be always equal.
     encoder = module.encoder if isinstance(module, Recommend) else module
     n = encoder.model.max_seq_length
     length = n - 1 if n > 2 else n
@@ -447,13 +459,16 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
     sizes = _declare_sizes(encoder)
 
-    # The inputs are one argument, ``*inputs``, of ``forward``: so their sizes are a tuple within a
-    # tuple. The last option lets the program check at run time what torch cannot prove of sizes.
+    # torch wants sizes for each parameter of ``forward``. That is one, ``*inputs``, whose sizes are
+    # those of all inputs. The last option lets the program check at run time what torch cannot
+    # prove of sizes.
+    example = tuple(inputs[name] for name in module.inputs)
+    input_sizes = tuple(sizes[name] for name in module.inputs)
     try:
         return torch.export.export(
             module,
-            tuple(inputs[name] for name in module.inputs),
-            dynamic_shapes=(tuple(sizes[name] for name in module.inputs),),
+            example,
+            dynamic_shapes=(input_sizes,),
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     except Exception as error:  # torch raises errors of many kinds
@@ -468,11 +483,13 @@ def _declare_sizes(encoder: Encoder) -> dict[str, list[Any]]:
     """Return for each input of a program, by name, the sizes of its dimensions.
 
     A size that may differ from call to call is a Dim of torch, and a fixed one None. Dimensions
-    with the same Dim have the same size.
+    with the same Dim have the same size. A model that reads items only has {"items": [batch,
+    length], "lengths": [batch], "allowed": [rows, None]}.
     """
     n = encoder.model.max_seq_length
     batch = Dim("batch")
     length = Dim("length", min=1, max=n) if n > 1 else None  # fixed if it can only be 1
+    # ``allowed`` says which items may be recommended, in a row for each history or one for all.
     sizes: dict[str, list[Any]] = {"allowed": [Dim("rows"), None]}  # None: the number of items
     # ``axes`` has a letter for each dimension: B histories, L interactions of the longest one, and
     # s values of the longest list, which differs from feature to feature.
@@ -547,12 +564,14 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def _scalar(
     value: Any, dtype: Any = 1, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    """Return an ONNX constant for torch's ``scalar_tensor``, whose arguments these are.
+    """Translate torch's ``scalar_tensor``, which makes a tensor of one number, into ONNX.
 
-    The exporter's own translation goes through float32, in which seconds since 1970 lose digits.
+    torch's exporter calls this with the arguments of ``scalar_tensor`` (`write_onnx` tells it to).
+    Its own translation goes through float32, in which seconds since 1970 lose digits.
 
     Args:
-        value: a number, or a tensor of ONNX for a size that is known only in a run of the program.
+        value: a number, which becomes a constant of the ONNX program; or a value that the program
+            computes, such as the length of the histories that it is given.
         dtype: number of ONNX's type; 1 is float32.
         layout, device, pin_memory: they mean nothing in ONNX.
     """

@@ -182,8 +182,9 @@ class FittedModel:
             copy = target.data / self.config["dataset"]
             shutil.copytree(dataset_folder, copy, dirs_exist_ok=True)
         copy_run(folder, target, with_results=True)
-        # Else the copied run reads the dataset from where this model found it. ``plain`` has that
-        # path as config.yaml names it, without the dataset's name at its end.
+        # Without a copy, config.yaml of the new folder must say where this model found the dataset.
+        # There ``data_path`` is the folder that holds the dataset's folder. The option has it so in
+        # ``plain``; in ``config``, RecBole has appended the name of the dataset.
         if not copies_data and dataset_folder.is_dir():
             data_path = self.config.plain["data_path"]
             target.write_config({**target.read_config(), "data_path": data_path})
@@ -322,23 +323,25 @@ class FittedModel:
         if allowed is None and excluded is None and boosts is None:
             return self._all_items
 
-        # is_allowed [items + 1] by id; the id 0 is padding and never allowed. It begins with none
-        # if ``allowed`` is given, else with all. Then items of ``allowed`` become true, and those
-        # of ``excluded`` false. ``self.ids`` has the id of each known item by name.
-        ids = self.ids
+        # is_allowed [items + 1] by id. Without ``allowed`` all are; the id 0 is padding.
+        ids = self.ids  # id of each known item by name
         is_allowed = torch.full((len(ids) + 1,), allowed is None)
-        for names, argument in ((allowed, "allowed"), (excluded, "excluded")):
-            if names is not None:
-                known = [ids[name] for name in read_names(names, argument) if name in ids]
-                is_allowed[known] = argument == "allowed"
+        if allowed is not None:
+            names = read_names(allowed, "allowed")
+            is_allowed[[ids[name] for name in names if name in ids]] = True
+        if excluded is not None:
+            names = read_names(excluded, "excluded")
+            is_allowed[[ids[name] for name in names if name in ids]] = False
         is_allowed[0] = False
+
         items = is_allowed.nonzero()[:, 0]
         if not len(items):
             raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
         if boosts is None:
             return Choice(items)
 
-        # What is added to the score of each item, by id; boosts of unknown names go to the padding.
+        # What is added to the score of each item, by id. Unknown names have the id 0, which is not
+        # among ``items``.
         bonus = torch.zeros(len(ids) + 1)
         for name, boost in boosts.items():
             if not is_number(boost):
@@ -387,19 +390,21 @@ class FittedModel:
         ids = torch.tensor([self.require_id(name) for name in names], dtype=torch.int64)
         candidates = self.choose_items(allowed, excluded)  # items that may be neighbours
 
-        # Find the k nearest candidates of b (BATCH) given items at a time.
+        # Find the k nearest candidates of b (BATCH) given items at a time. ``to_columns`` makes of
+        # each batch four columns with an entry for each neighbour: the index in ``names`` of the
+        # given item, the rank, the id of the neighbour, and the cosine.
         rankings = []
         for rows in torch.arange(len(ids)).split(BATCH):
             batch_ids = ids[rows]
             # A function from the ids of c candidates to their cosines [b, c] with the given items.
             cosines = partial(products, self._unit_vectors[batch_ids], self._unit_vectors)
-            # No item is its own neighbour: row i of the cosines may not have the item batch_ids[i].
+            # No item is its own neighbour: row i of the cosines must not have the item
+            # batch_ids[i]. Such pairs of a row and an id are left out (barred).
             barred = torch.arange(len(batch_ids)), batch_ids
             cosine, neighbour = find_best_items(cosines, candidates, k, barred)  # both [b, k]
             rankings.append(to_columns(names, rows.numpy(), cosine, neighbour))
 
-        # Each ranking has four columns, with an entry for each neighbour: the index in ``names`` of
-        # the given item, the rank, the id of the neighbour, and the cosine. Ids begin at 1.
+        # Join the columns of all batches, and put names in place of ids, which begin at 1.
         row, rank, neighbour, cosine = map(np.concatenate, zip(*rankings, strict=True))
         table = {"item": np.array(names, dtype=object)[row], "rank": rank}
         table |= {"similar": self.items[neighbour - 1], "cosine": cosine}

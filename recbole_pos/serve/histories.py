@@ -1,8 +1,7 @@
 """Histories from Python, json lines, frames or parquet, validated and packed into arrays.
 
-:func:`read_histories` takes histories in any of these forms and the ids of names, and
-:func:`take_histories` takes those of users from the dataset. Both return
-:class:`~recbole_pos.serve.scorer.Histories`, which everything behind them reads.
+:func:`read_histories` takes histories in any of these forms and the ids of names. It returns
+:class:`~recbole_pos.serve.scorer.Histories`, which everything behind it reads.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from pydantic import Field as Bounds
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from recbole_pos.data.dataset import Dataset, read_history_features
-from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.serve.scorer import NO_FIELDS, Fields, Histories, TokenIds
@@ -188,14 +185,12 @@ def read_histories(
         UsageError: naming the history that is malformed, or has no times where the model needs
             them; what was found and what was expected.
     """
-    # A table with the usual columns only (_RARE_KEYS are the others), for a model without features,
-    # is read column by column, which is much faster; None if a value needs the other way.
+    # Most tables can be read column by column, which is much faster; else the result is None.
     table = _to_table(histories)
     if table is not None:
-        if not any(fields.values()) and not _RARE_KEYS & set(table.column_names):
-            packed = _read_columns(table, item_ids, needs_time)
-            if packed is not None:
-                return packed
+        packed = _read_columns(table, item_ids, needs_time, fields)
+        if packed is not None:
+            return packed
         histories = table.to_pylist()
 
     # Everything else is validated history by history: pydantic makes a History of each.
@@ -228,18 +223,30 @@ def read_histories(
         features=_read_features(rows, fields, lengths),
     )
 
-    # A history without names to choose from, or with an empty list of them, may get any item; one
-    # with unknown names only gets nothing.
+    packed = _add_item_lists(packed, rows, item_ids)
+
+    # Times are kept only if all histories have them (one without has NaN); a model that needs times
+    # gets no others.
+    if packed.times is not None and np.isnan(packed.times).any():
+        packed = replace(packed, times=None)
+    return packed
+
+
+def _add_item_lists(
+    packed: Histories, rows: list[History], item_ids: Mapping[str, int]
+) -> Histories:
+    """Return the histories with the items that each one may get, or may not get, as ids.
+
+    A history without names to choose from, or with an empty list of them, may get any item; one
+    with unknown names only gets nothing.
+    """
     if any(row.allowed for row in rows):
         allowed = [_find_ids(row.allowed, item_ids) if row.allowed else None for row in rows]
         packed = replace(packed, allowed=allowed)
     if any(row.excluded for row in rows):
         excluded = [_find_ids(row.excluded or [], item_ids) for row in rows]
         packed = replace(packed, excluded=excluded)
-
-    # Of a model that needs no times, one history without them leaves them out of all.
-    has_times = packed.times is not None and not np.isnan(packed.times).any()
-    return packed if has_times else replace(packed, times=None)
+    return packed
 
 
 def _find_ids(names: list[Any], item_ids: Mapping[str, int]) -> Tensor:
@@ -257,18 +264,22 @@ def _to_table(histories: Any) -> pa.Table | None:
     Raises:
         UsageError: if the columns are not those of histories, or Arrow cannot hold the values.
     """
-    if isinstance(histories, (pd.Series, pd.DataFrame)):
-        histories = _convert_pandas(histories)
-    elif isinstance(histories, list) and all(isinstance(items, list) for items in histories):
-        # Arrow reads lists of text faster than pydantic does, and refuses those with other values.
-        with suppress(pa.ArrowException, UnicodeError):
-            return pa.table({"items": pa.array(histories, pa.list_(pa.string()))})
-    # Frames of polars, DuckDB and pyarrow have both attributes; a stream without names of columns
-    # has the first one only.
-    is_frame = hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns")
-    if not is_frame and not isinstance(histories, pa.RecordBatch):
+    # Lists of names. Arrow refuses them if a name is no text: then they are read in another way.
+    if isinstance(histories, list):
+        if all(isinstance(items, list) for items in histories):
+            with suppress(pa.ArrowException, UnicodeError):
+                return pa.table({"items": pa.array(histories, pa.list_(pa.string()))})
         return None
-    table = pa.table(histories)
+
+    # Frames. Those of polars, DuckDB and pyarrow are streams of Arrow with names of columns.
+    if isinstance(histories, (pd.Series, pd.DataFrame)):
+        table = _convert_pandas(histories)
+    elif isinstance(histories, pa.RecordBatch):
+        table = pa.table(histories)
+    elif hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns"):
+        table = pa.table(histories)
+    else:
+        return None
     require_columns(table.column_names, "histories")
     return table
 
@@ -339,29 +350,45 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
     """
     columns: dict[str, dict[str, Tensor]] = {}
     for table, readable in fields.items():
+        # Of each history: name of the feature -> what the user gives for it.
         rows = [getattr(history, table) or {} for history in histories]
+        _refuse_unread_features(rows, table, readable)
 
-        # Refuse names that the model does not read; ``nearest`` suggests similar ones.
-        for number, row in enumerate(rows):
-            for name in row.keys() - readable.keys():
-                raise UsageError(
-                    f"histories[{number}].{table}: {shown(name)} is not read by the model"
-                    f"{nearest(name, readable) if readable else ''}; leave it out"
-                )
-
-        # A feature of interactions has a value for each item, one of users a single value.
-        num_values = [1] * len(rows) if table == "user" else lengths.tolist()
         columns[table] = {}
         for name, tokens in readable.items():
             values: list[Any] = []  # of all histories, one history after the other
-            for number, (row, length) in enumerate(zip(rows, num_values, strict=True)):
+            for number, row in enumerate(rows):
+                # Interactions have a list with a value for each item, or None if all values are
+                # missing. A user has one value.
+                given: Any = row.get(name)
+                num_values = int(lengths[number])
+                if table == "user":
+                    given, num_values = [given], 1
+                elif given is None:
+                    given = [None] * num_values
                 location = f"histories[{number}].{table}.{name}"
-                given = [row.get(name)] if table == "user" else row.get(name)
-                if given is None:  # all values of the interactions are missing
-                    given = [None] * length
-                values += _validate_feature(given, length, tokens, location)
-            columns[table][name] = _encode_feature(values, tokens)
+                values += _validate_feature(given, num_values, tokens, location)
+            columns[table][name] = _encode_feature(values, tokens)  # a tensor of numbers or ids
     return Features(columns["events"], columns["user"])
+
+
+def _refuse_unread_features(
+    rows: list[dict[str, Any]], table: str, readable: Mapping[str, Any]
+) -> None:
+    """Raise a UsageError for a feature that the model does not read.
+
+    Args:
+        rows: of each history, its features by name.
+        table: which features these are, ``events`` or ``user``, for the message.
+        readable: the features that the model reads, by name.
+    """
+    for number, row in enumerate(rows):
+        for name in row.keys() - readable.keys():
+            suggestion = nearest(name, readable) if readable else ""
+            raise UsageError(
+                f"histories[{number}].{table}: {shown(name)} is not read by the model"
+                f"{suggestion}; leave it out"
+            )
 
 
 def _validate_feature(
@@ -421,36 +448,6 @@ def _encode_feature(values: list[Any], tokens: TokenIds | None) -> Tensor:
         known_ids = [token_id for token_id in ids if token_id > 0]
         lists.append(torch.tensor(known_ids, dtype=torch.int64))
     return pad_sequence(lists, batch_first=True)[1:]
-
-
-def take_histories(dataset: Dataset, names: list[str]) -> Histories:
-    """Return the histories that users have in a dataset.
-
-    Args:
-        dataset: its ``log`` has the interactions of all users, user by user, oldest first.
-        names: [b] names of users.
-
-    Returns:
-        The b histories, with the features that models read. Their ``ids`` are the names, and
-        ``users`` the ids of the users. A user who is not in the dataset has the id 0 and an empty
-        history.
-    """
-    id_by_name = dataset.field2token_id[dataset.uid_field]
-    ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
-
-    # In the log, the interactions of user u are the lengths[u] rows from offsets[u] on.
-    log = dataset.log
-    lengths = log.lengths[ids]
-    index = torch.from_numpy(gather_index(log.offsets[ids], lengths))  # [m] rows of all histories
-    items, times = log.items[index].numpy(), log.times[index].numpy()
-
-    # ``map`` applies its first function to each feature of interactions, to take it by row, and its
-    # second to each one of users, to take it by id.
-    rows = torch.from_numpy(ids)
-    all_features = read_history_features(dataset)
-    features = all_features.map(lambda column: column[index], lambda column: column[rows])
-    unknown = np.zeros_like(ids)  # numbers of unknown items: the log has none
-    return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
 
 def read_moment(moment: Any, unit: float | None) -> float:
@@ -518,24 +515,29 @@ def require_columns(names: list[str], location: Any) -> None:
 
 
 def _read_columns(
-    table: pa.Table, item_ids: Mapping[str, int], needs_time: bool
+    table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, fields: Fields
 ) -> Histories | None:
     """Return the histories of a table, read column by column without a Python object per item.
 
-    It reads the usual types only, and nothing that is missing or wrong.
+    It reads the usual columns and types only, and nothing that is missing or wrong.
 
     Args:
-        table: the columns ``items`` and perhaps ``id`` and ``times``, a history in each row.
+        table: a history in each row.
         item_ids: id of each known item by name.
         needs_time: whether the model reads times.
+        fields: features that the model reads.
 
     Returns:
-        The histories; None if a column has nulls or another type, or times are missing or wrong:
-        then the slower reading, row by row, must convert the values or say what is wrong.
+        The histories; None if the model reads features, or the table has more than the columns
+        ``items``, ``id`` and ``times``; if a column has nulls or another type, or times are missing
+        or wrong. Then the slower reading, row by row, must convert the values or say what is wrong.
     """
+    columns = table.column_names
+    if any(fields.values()) or _RARE_KEYS & set(columns):
+        return None
+
     # Without a column of ids, histories get numbers from 0. ``_has_type`` says whether a column has
     # one of some types and no null.
-    columns = table.column_names
     items = table["items"].combine_chunks()
     ids = table["id"].combine_chunks() if "id" in columns else pa.array(range(len(table)))
     has_usual_items = _has_type(items, _LIST_TYPES) and _has_type(items.flatten(), _NAME_TYPES)

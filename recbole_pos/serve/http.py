@@ -208,15 +208,16 @@ def _list_reasons(
 
     Args:
         table: what :func:`find_reasons` returns: a row for each reason. ``pair`` is the number of
-            the recommended item, from 0 to ``num_items`` - 1, and ``past`` the id of the item of
-            the past interaction.
+            the recommended item, from 0 to ``num_items`` - 1, ``past`` the id of the item of the
+            past interaction, and ``score_change`` and ``rank_change`` say what changes without it.
         num_items: number of recommended items of all histories.
         item_names: names of the items with the ids 1, 2, ...
 
     Returns:
         A list for each recommended item, empty where no interaction is a reason.
     """
-    # Changes are NaN without the only interaction of a history; json has no NaN, but null for None.
+    # If a history has one interaction only, there is no score without it: its changes are NaN. They
+    # become None, since json has null but no NaN.
     table = table.astype(object).where(table.notna(), None)
     table["item"] = item_names[table["past"].astype(int) - 1]  # the first name is of the id 1
     reasons: list[list[Reason]] = [[] for _ in range(num_items)]

@@ -204,25 +204,26 @@ class ItemIndex:
         self.lists = lists.astype(np.int64)
         self.num_items = len(lists)
 
-        # Until recall is measured: all lists are read (num_probes), which has a recall of 1.
-        # ``probes`` and ``recalls`` are the numbers of lists that were tried, with their recall.
-        self.num_probes, self.recall = len(centroids), 1.0
-        self.probes, self.recalls = np.array([len(centroids)]), np.ones(1)
+        # Until `measure_recall` and `choose_probes` are called, a history reads all lists, by which
+        # all of its best items are found.
+        num_lists, d = self.centroids.shape
+        self.num_probes, self.recall = num_lists, 1.0
+        self.probes, self.recalls = np.array([num_lists]), np.ones(1)
 
-        # The lists that a history reads are those whose centroids have the largest products with
-        # its vector (_quantizer).
-        d = self.centroids.shape[1]
+        # An empty index of faiss, with lists that k-means has found already (is_trained). By the
+        # quantizer, a history reads the lists whose centroids have the largest products with it.
         self._quantizer = faiss.IndexFlatIP(d)
         self._quantizer.add(self.centroids)
         metric = faiss.METRIC_INNER_PRODUCT
-        self._faiss_index = faiss.IndexIVFFlat(self._quantizer, d, len(self.centroids), metric)
+        self._faiss_index = faiss.IndexIVFFlat(self._quantizer, d, num_lists, metric)
         self._faiss_index.is_trained = True
 
-        # add_core takes the list of each item as it is given; faiss's ``add`` would search for it.
-        # Arrays are passed by their addresses (swig_ptr).
+        # Put each item into its list. faiss's ``add`` would search for the list; ``add_core`` takes
+        # it as given. It is a function of C++, which gets arrays by their addresses (swig_ptr).
         items, ids = np.ascontiguousarray(vectors[1:]), np.arange(1, len(vectors))
-        pointers = (faiss.swig_ptr(array) for array in (items, ids, self.lists))
-        self._faiss_index.add_core(len(items), *pointers)
+        self._faiss_index.add_core(
+            len(items), faiss.swig_ptr(items), faiss.swig_ptr(ids), faiss.swig_ptr(self.lists)
+        )
 
     def save(self, file: Path, key: str) -> None:
         """Write the lists and the measured recall, without the vectors, complete or not at all.
@@ -335,8 +336,8 @@ class ItemIndex:
         Returns:
             Scores and item ids, both [b, k]; the score is -inf where no further item is left.
         """
-        # If only some of the items are allowed, each list has fewer of these, so more lists are
-        # searched: of 900 items 600 allowed, and 10 lists for all items, 10 * 900 / 600 = 15 lists.
+        # If only some items are allowed, a list has fewer of them, so more lists are searched. With
+        # 600 of 900 items allowed, 15 lists have about as many of these as 10 lists have of all.
         is_allowed, num_probes = None, self.num_probes
         num_allowed = len(choice.items)
         if num_allowed < self.num_items:
@@ -344,14 +345,15 @@ class ItemIndex:
             is_allowed[choice.items.numpy()] = True
             num_probes = math.ceil(num_probes * self.num_items / num_allowed)
 
-        # Find more than k items, as many more as any of the histories has barred items. `_search`
-        # always finds so many, because it reads all lists if the nearest have too few.
+        # Some of the items that are found may be barred. So find more than k for each history: k
+        # and as many as the history with the most barred items has of these.
         barred_rows, barred_items = (column.numpy() for column in barred)
         most_barred = int(np.bincount(barred_rows, minlength=1).max())
         num_found = min(k + most_barred, num_allowed)
         scores, items = self._search(states.cpu().numpy(), num_found, num_probes, is_allowed)
 
-        # Bar items by the score -inf, then sort: by score, and equal scores by item id.
+        # Barred items get the score -inf. Then sort by score, highest first, and equal scores by
+        # item id; keep k.
         is_barred = _contains_pairs(items, barred_rows, barred_items, num_ids=self.num_items + 1)
         scores[is_barred] = -np.inf
         order = np.lexsort((items, -scores))[:, :k]

@@ -341,33 +341,33 @@ class PartWriter:
             return write_lists(trained, self.choice, options, histories, write)
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the content of the parts, in plain values, for the manifest.
+        """Return what decides the content of the files of recommendations (parts) of this job.
 
-        Weights, data and the files of options are given by digests (hashes) of their content: parts
-        that were made from other content must not be mixed.
+        A manifest in the folder keeps it, so that parts of other jobs are not mixed with these.
+        Weights, data and the files of options are given by digests (hashes) of their content.
 
         Returns:
-            Name -> number, text, or None for an option that is not given.
+            Name -> number, text, list of numbers, or None for an option that is not given.
         """
+        # An approximate index of items, if there is one, finds the share ``recall`` of the best
+        # items by reading ``num_probes`` of its lists.
         options, index = self.job.options, self.trained.scorer.index
-        # ``require`` refuses a folder without a run; ``source`` has the users or histories. An
-        # approximate index reads ``num_probes`` of its lists of items, and finds the share
-        # ``recall`` of the best items.
+        run = RunFolder(options.run_dir).require()  # an error if it is no folder of a run
         facts = {
-            "model": digest_file(RunFolder(options.run_dir).require().checkpoint),
+            "model": digest_file(run.checkpoint),
             "data": _digest_data(self.trained.dataset),
             "input": _digest(self.source.list_facts()),
             "version": __version__,
             "k": options.k,
             "exclude_seen": self.trained.hides_seen(options.exclude_seen),
-            "at": options.at,
-            "because": options.because,
+            "at": options.at,  # time of the requests
+            "because": options.because,  # number of reasons for each item
             "index": None if index is None else [index.num_probes, index.recall],
             "part_rows": self.job.part_rows,
             "users": len(self.source),
             "parts": self.num_parts,
         }
-        for name in ("items", "exclude", "item_vectors"):
+        for name in ("items", "exclude", "item_vectors"):  # options that name files
             path = getattr(options, name)
             facts[name] = digest_content(path) if path else None
         return facts
@@ -456,19 +456,24 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _digest_data(dataset: Any) -> str | None:
-    """Return a digest (hash) of all interactions and attributes of a dataset.
+    """Return a digest (hash) of all interactions and attributes of a dataset; None without one.
 
-    The digests in ``dataset.identity`` are of the training data; this one is also of interactions
-    that the dataset has gained since. The return value is None for a Catalogue, which a model that
-    was loaded without its dataset has: its recommendations depend on no data but names of items.
+    It is also of the interactions that the dataset has gained since the training.
+
+    Args:
+        dataset: the dataset; or a Catalogue, which has names of items only: that of a model that
+            was loaded without its dataset.
     """
     if isinstance(dataset, Catalogue):
         return None
-    # ``offsets`` are where the interactions of each user begin; ``tables`` have the fields of
-    # interactions, users and items, whose ids stand for the names in ``field2id_token``.
+
+    # Where the interactions of each user begin.
     digest = hashlib.blake2b(np.ascontiguousarray(dataset.log.offsets).data, digest_size=16)
+    # The tables of interactions, users and items, field by field: first the names that its ids
+    # stand for (a field of numbers has none), then its values.
     for table in dataset.tables.values():
         for field in sorted(table):
-            digest.update(_digest(dataset.field2id_token.get(field, ())).encode())
+            names = dataset.field2id_token.get(field, ())
+            digest.update(_digest(names).encode())
             digest.update(np.ascontiguousarray(table[field]).ravel().data)
     return digest.hexdigest()

@@ -210,14 +210,17 @@ def write_lists(
     counts = Counter(users=len(histories), unknown=int(histories.unknown.sum()))
     k, because = options.k, options.because
     for table in trained.make_tables(histories, k, options.exclude_seen, choice, because):
-        # Users and items of the dataset are in columns named like its fields, not id and item.
+        # The columns ``id`` and ``item`` get the names of the dataset's fields, such as user_id and
+        # item_id, unless the recommendations are for histories of a file.
         if options.histories is None:
             table = rename_fields(table, trained)
         write(table)
+
+        # Each user has one row of rank 1. Its ``by`` says whether the model ranked the user's
+        # items, or popularity.
         counts["rows"] += len(table)
-        # ``by`` is MODEL, or the text for popularity.
-        is_popular = table["by"] != MODEL  # the first row of a user counts for the user
-        counts["popular"] += int(((table["rank"] == 1) & is_popular).sum())
+        by = table["by"][table["rank"] == 1]
+        counts["popular"] += int((by != MODEL).sum())
     return counts
 
 
@@ -245,8 +248,8 @@ def report_counts(counts: Counter[str], trained: Recommender, reporter: Reporter
 def read_file(trained: Recommender, file: str) -> Iterator[Histories]:
     """Yield the histories of a file as arrays, at most ``PART`` at a time.
 
-    A history without an id gets its number in the file, from 0, as ``id``. An empty file gives no
-    histories once, of which a table without rows can be made.
+    A history without an id gets its number in the file, from 0, as ``id``. A file without histories
+    gives one empty :class:`Histories`, of which a table without rows can be made.
 
     Args:
         trained: the model, which knows the ids of items.
@@ -262,6 +265,7 @@ def read_file(trained: Recommender, file: str) -> Iterator[Histories]:
             yield source.read(start, min(start + PART, len(source)))
         return
 
+    # The first part, which is also yielded if it is empty, then all others.
     lines = _read_lines(file)  # a generator, of which each part takes the next ones
     part = list(islice(lines, PART))
     yield _read_part(trained, part, file, num_before=0)
@@ -321,13 +325,13 @@ class HistorySource:
         with name_read_errors(path):
             self.data = ds.dataset(path, format="parquet")
             require_columns(self.data.schema.names, path)
-            # pyarrow calls a file, or a part of one, a fragment. Its ``row_groups`` are facts about
-            # the row groups in it, of which each fragment here has one, such as its number of rows.
-            self.row_groups = [
-                (fragment, fragment.row_groups[0].num_rows)
-                for file in self.data.get_fragments()
-                for fragment in file.split_by_row_group()
-            ]
+            # pyarrow divides a file into objects, each of which reads one row group. The list
+            # ``row_groups`` of such an object has one entry: facts about its group.
+            self.row_groups: list[tuple[Any, int]] = []
+            for file_fragment in self.data.get_fragments():
+                for group in file_fragment.split_by_row_group():
+                    (facts,) = group.row_groups
+                    self.row_groups.append((group, facts.num_rows))
         # KEYS are the columns that a history may have; others are not read.
         columns = [name for name in KEYS if name in self.data.schema.names]
         self.schema = pa.schema([self.data.schema.field(name) for name in columns])
@@ -404,6 +408,9 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
     """Print what the dataset has gained since training, and which of it the model does not know.
 
+    A line is such as ``not in training (new, or left out by filters): interactions 120, users 7;
+    all of them are read``.
+
     Args:
         trained: the model, whose dataset was read again when it was loaded. ``growth`` counts what
             is new in it, and ``changed`` names the fields of users and items with other values.
@@ -411,17 +418,19 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
     """
     growth = trained.growth
     label = "not in training (new, or left out by filters)"
-    # ``events`` are interactions of known items. The model reads them though it was not trained on
-    # them; it cannot read those of new items (``skipped``).
-    readable = f"interactions {growth.events:,}, users {growth.users:,}; all of them are read"
-    unreadable = (
-        f"items {growth.items:,}, which the model does not know; interactions of them, skipped: "
-        f"{growth.skipped:,} (`recbole-pos update` learns new ones)"
-    )
+
+    # New interactions of known items (``events``), which the model can read; and new users.
     if growth.users or growth.events:
-        reporter.line(f"{label}: {readable}")
+        reporter.line(
+            f"{label}: interactions {growth.events:,}, users {growth.users:,}; all of them are read"
+        )
+
+    # New items, and the interactions of these (``skipped``), which the model cannot read.
     if growth.items:
-        reporter.line(f"{label}: {unreadable}")
+        reporter.line(
+            f"{label}: items {growth.items:,}, which the model does not know; interactions of "
+            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns new ones)"
+        )
     if trained.changed:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
 

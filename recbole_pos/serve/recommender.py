@@ -34,8 +34,14 @@ from recbole_pos.serve.explain import (
     require_reasons,
 )
 from recbole_pos.serve.fitted import FittedModel, find_run_folder
-from recbole_pos.serve.histories import Fields, Histories, read_histories, take_histories
-from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
+from recbole_pos.serve.histories import Fields, Histories, read_histories
+from recbole_pos.serve.scorer import (
+    Scorer,
+    find_best_items,
+    require_k,
+    take_histories,
+    to_columns,
+)
 from recbole_pos.values import listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
@@ -156,10 +162,9 @@ class Recommender(FittedModel):
         """Load a trained model with its dataset, which may have grown since the training.
 
         Later interactions of known items are appended to the histories of their users. New users
-        are of two kinds: those with a known item have a history now; those with unknown items only
-        have none, and get the most popular items. A model that scores users by their ids knows no
-        new user, so for such a model the interactions of all new users are left out, and all of
-        them get the most popular items.
+        with a known item get a history in this way. New users with unknown items only have no
+        history, and get the most popular items. So do all new users if the model scores users by
+        their ids, since it does not know theirs.
 
         Args:
             run_dir: the folder of the run.
@@ -169,17 +174,19 @@ class Recommender(FittedModel):
             The model. Its ``growth`` counts what the files have gained, and ``unknown_users`` are
             the new users who get the most popular items.
         """
-        # With ``grown``, `load` accepts a dataset that has grown, and keeps later interactions in
-        # its ``held_out``. It then replaces the dataset by what ``view`` makes of it.
+        # With ``grown``, `load` accepts a dataset that has grown, and keeps what is new apart, as
+        # ``held_out``. Then ``view`` appends the later interactions to the histories.
         experiment = load(run_dir, view=_append_later, grown=True, data_path=data_path)
         trained = cls(experiment, folder=find_run_folder(run_dir))
         held_out = experiment.dataset.held_out
         if held_out is None:  # nothing was added
             return trained
         trained.growth = held_out.growth
+
+        # The new users of whom the model knows nothing; ``held_out.users`` have a known item.
         unknown_users = list(held_out.users_of_unknown_items)
         if trained.by_user:
-            unknown_users = [*held_out.users, *unknown_users]  # first the new ones with known items
+            unknown_users = [*held_out.users, *unknown_users]
         trained.unknown_users = dict.fromkeys(unknown_users)
         return trained
 
@@ -353,24 +360,28 @@ class Recommender(FittedModel):
         """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
-        # A pool: histories that are ranked together, and make one table; smaller with reasons. In
-        # it, ``rank_items`` gives the columns of all recommendations: the place ``row`` of the
-        # history in the pool, the rank, the id of the item, from 1, and the score.
+
+        # Take some thousand histories at a time (a pool), which make one table; fewer with reasons.
         pool_size = EXPLAINED_POOL if because else POOL
-        for start in range(0, max(len(packed), 1), pool_size):
-            pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
-            row, rank, item, score = self.rank_items(pool, k, hides_seen, choice)
+        for start in range(0, max(len(packed), 1), pool_size):  # once if there are no histories
+            end = min(start + pool_size, len(packed))
+            pool = packed.select(np.arange(start, end))
+
+            # For each recommendation: index of the history in the pool, rank, item id, and score.
+            history, rank, item, score = self.rank_items(pool, k, hides_seen, choice)
+            # The most popular items are for histories without known items, whose length is 0.
+            is_by_model = pool.lengths[history] > 0
             table = pd.DataFrame(
                 {
-                    "id": np.array(pool.ids, dtype=object)[row],
+                    "id": np.array(pool.ids, dtype=object)[history],
                     "rank": rank,
-                    "item": self.items[item - 1],
+                    "item": self.items[item - 1],  # the first name is of the id 1
                     "score": score,
-                    "by": np.where(pool.lengths[row] > 0, MODEL, POPULARITY),
+                    "by": np.where(is_by_model, MODEL, POPULARITY),
                 }
             )
             if because:  # how score and rank change without each past interaction, as reasons
-                effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
+                effects = leave_one_out(self.scorer, pool, history, item, choice, hides_seen)
                 table = add_reasons(table, effects, because, self.items)
             yield table
 

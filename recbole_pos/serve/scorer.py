@@ -1,7 +1,7 @@
 """From packed histories to ranked items: the one place where serving calls models.
 
-:class:`Histories` are arrays, :class:`Scorer` scores items after them, and ``find_best_items``
-ranks these.
+:class:`Histories` are arrays, and :func:`take_histories` takes those of users from the dataset.
+:class:`Scorer` scores items after them, and ``find_best_items`` ranks these.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
+from recbole_pos.data.dataset import Dataset, read_history_features
 from recbole_pos.data.windows import gather_index, map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.forward import encode_queries
@@ -102,15 +103,20 @@ class Histories:
             at: [b] times of the requests, NaN where one is missing; None if all are.
             features: features of the interactions [m, ...] and of the users [b, ...].
         """
-        # Sort by history and time, then leave out the unknown items. ``row`` [m] is the number of
-        # the history of each interaction, and ``order`` has the places of those that are kept. A
-        # history has ``lengths - num_known`` unknown items, which are only counted.
+        # The order of the interactions, as their indices: by history (``row`` [m] is the number of
+        # the history of each), then by time.
         row = np.repeat(np.arange(len(ids)), lengths)
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
-        order = order[items[order] > 0]
-        num_known = np.bincount(row[order], minlength=len(ids))
-        packed = cls(ids, items, lengths, times, lengths - num_known, at=at, features=features)
-        return packed._take_interactions(order, num_known)
+
+        # Keep those of known items. Of the others only the number in each history is kept.
+        is_known = items > 0
+        order = order[is_known[order]]
+        num_known = np.bincount(row[is_known], minlength=len(ids))
+        num_unknown = lengths - num_known
+
+        # First all interactions as they are given, then only those in ``order``.
+        unsorted = cls(ids, items, lengths, times, num_unknown, at=at, features=features)
+        return unsorted._take_interactions(order, num_known)
 
     @property
     def newest(self) -> np.ndarray:
@@ -255,6 +261,39 @@ class Histories:
         return replace(self, items=items, lengths=lengths, times=times, features=features)
 
 
+def take_histories(dataset: Dataset, names: list[str]) -> Histories:
+    """Return the histories that users have in a dataset.
+
+    Args:
+        dataset: its ``log`` has the interactions of all users, user by user, oldest first.
+        names: [b] names of users.
+
+    Returns:
+        The b histories, with the features that models read. Their ``ids`` are the names, and
+        ``users`` the ids of the users. A user who is not in the dataset has the id 0 and an empty
+        history.
+    """
+    id_by_name = dataset.field2token_id[dataset.uid_field]
+    ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
+
+    # In the log, the interactions of user u are the lengths[u] rows from offsets[u] on. The numbers
+    # of these rows [m], one user after the other: for offsets [4, 9] and lengths [2, 1] [4, 5, 9].
+    log = dataset.log
+    lengths = log.lengths[ids]
+    index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
+    items, times = log.items[index].numpy(), log.times[index].numpy()
+
+    # ``map`` applies its first function to each feature of interactions, to take it by row, and its
+    # second to each one of users, to take it by id.
+    user_index = torch.from_numpy(ids)
+    all_features = read_history_features(dataset)
+    features = all_features.map(lambda column: column[index], lambda column: column[user_index])
+
+    # Histories also count items that the model does not know; the log has none of these.
+    unknown = np.zeros_like(ids)
+    return Histories(names, items, lengths, times, unknown, users=ids, features=features)
+
+
 class Scorer:
     """Scores items by a trained model, as the next after each history.
 
@@ -268,7 +307,7 @@ class Scorer:
     """
 
     def __init__(self, model: Any, config: Options, num_items: int) -> None:
-        """Read from the model what a history must have, and compute the item vectors once.
+        """Find out what the model reads of a history, and compute the item vectors once.
 
         Args:
             model: the trained model, the plugin's or RecBole's.
@@ -278,13 +317,21 @@ class Scorer:
         self.model, self.config, self.device = model, config, config["device"]
         self.num_items = num_items
         self.index: Any = None  # an ItemIndex, if the best items are found approximately
+
+        # What the model reads of a history; RecBole's models lack the attributes that are read
+        # here. First, the time at which recommendations are asked for.
         self.reads_request = bool(getattr(model, "reads_request", False))
-        # Number of newest interactions that are read; None for all. AttrFormer reads all if it was
-        # trained on histories cut into chunks that read earlier ones (``linked``).
+
+        # The number of newest interactions that it reads, or all of them (None), as AttrFormer
+        # does if it was trained with chunks of histories that read the chunks before (``linked``).
         reads_all = getattr(model, "linked", False)
         self.reach: int | None = None if reads_all else config["MAX_ITEM_LIST_LENGTH"]
-        features = getattr(model, "event_features", None)  # the layer that embeds features
+
+        # Features: {"events": {field: module that embeds it}, "user": {...}}.
+        features = getattr(model, "event_features", None)
         self.fields = {"events": {}, "user": {}} if features is None else features.by_table()
+
+        # Item vectors, if the scores are products of these with vectors of histories.
         has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
 
