@@ -305,3 +305,10 @@ def test_code_that_the_user_names_runs(stranger: Path) -> None:
     recbole_pos.load(".")  # it is imported already
     name_plugin("json.tool")  # installed
     recbole_pos.load(".")
+
+
+def test_the_lists_of_a_run_with_code_of_the_user_are_scored(stranger: Path) -> None:
+    name_plugin("mine")
+    assert main(["lists", ".", "--out", "lists.csv", "-k", "5", "--plugins", "mine"]) == 0
+    plugins._allowed.clear()
+    assert main(["score", "lists.csv", "--runs", ".", "--plugins", "mine"]) == 0

@@ -354,6 +354,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     option("--metrics METRIC...", "such as ndcg@10 (as many as the lists are long)"),
     _PART,
     option("--out FOLDER", "also write table.md, table.csv, runs.csv and report.html"),
+    _PLUGINS,
     takes_options=True,
 )
 def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
