@@ -101,9 +101,7 @@ SERVE_HEADS = (
 
 
 def time_requests(
-    request: Request,
-    histories: list[list[str]],
-    clock: Callable[[], float] = time.perf_counter,
+    request: Request, histories: list[list[str]], clock: Callable[[], float] = time.perf_counter
 ) -> str:
     """Return median and 99th percentile of the times of requests in ms, as text.
 

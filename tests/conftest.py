@@ -166,10 +166,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = """
     study_driver tune.py export.py tune_faults pages readme stops device.py
-    paper_figures serve_http wheel recommend.py recbole_doors successive tune_space
-    inspect trainer ray_clusters update recbole_ compile warm_start
+    pictures serve_http wheel recommend.py recbole_doors successive tune_space
+    trainer ray_clusters update recbole_ compile
     convert tables launch cache evaluate tune checkpoint_files options moved_runs
-    splits study_statistics study_report fuzz loading bench paths_of_runs run_device
+    splits study_statistics study_report fuzz loading bench run_device
     parts item_index local_runs valid_users
 """.split()
 

@@ -8,7 +8,6 @@ a row follows from the normal distribution, without drawing.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 
@@ -141,13 +140,10 @@ CASES = {
 
 def main() -> None:
     """Print the coverage of every case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--studies", type=int, default=1000, help="of each case")
-    given = parser.parse_args()
     off = []
     print(f"{'case':<45}  truth  covered  above")
     for name, case in CASES.items():
-        rate, above = cover(case, given.studies)
+        rate, above = cover(case, 1000)
         print(f"{name:<45} {case.truth():.4f}   {rate:.1%}   {above:.1%}", flush=True)
         if not min(case.lowest, LOWEST) <= rate <= HIGHEST:
             off.append(name)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from conftest import CROSS_ENTROPY
 from shop import (
     RELATIONS,
     SIZES,
@@ -32,7 +33,7 @@ from recbole_pos.relations.search import Edges
 from recbole_pos.relations.sparse import SparseProduct
 from recbole_pos.serve.recommender import Recommender
 
-PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
+PLAIN = CROSS_ENTROPY["AttrFormer"]
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +79,10 @@ def smoothed(edges: Edges, own: list[float], unknown: float, x: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize(
-    ("user_layers", "update"),
-    [("odd", "gated"), ("even", "replace"), ("none", "gated")],
+    ("user_layers", "update"), [("odd", "gated"), ("even", "replace"), ("none", "gated")]
 )
 @torch.no_grad()
-def test_every_layer_equals_the_equations(
-    folder: Path, double, user_layers: str, update: str
-) -> None:
+def test_layers_equal_the_equations(folder: Path, double, user_layers: str, update: str) -> None:
     """Equations 2 to 9 and section 3.1.3 with attributes of every kind, layer by layer."""
     read = {} if user_layers == "none" else {"user_update": update}
     made = open_shop(folder, user_layers=user_layers, **read, position=["nope"])
@@ -249,7 +247,7 @@ BANK = {"relations": ["brand", "tags"], "inference_relations": "training_bank", 
     ],
     ids=str,
 )
-def test_given_histories_are_read_as_those_of_the_log(
+def test_given_histories_equal_the_log(
     tmp_path: Path, double, options: dict, is_equal: bool
 ) -> None:
     """By items, order and times. A window reads the bank at its place in the whole history."""
@@ -289,21 +287,6 @@ def test_recommendations_read_the_times_of_given_histories(folder: Path, read: s
         encode()
     made.model.inference = "none" if read == "relations" else "batch"  # no other user is read
     assert encode().any()
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"future_weights": [0.25, 1.0]}, "future_weights"),
-        ({**PLAIN, "loss_type": "SCE", "future_weights": [1.0, 0.5]}, "loss_type: SCE"),
-        ({"train_windows": "last"}, "chunking"),
-        ({"augmentation": "prefix"}, "chunking"),
-    ],
-    ids=str,
-)
-def test_bad_options(folder: Path, options: dict, named: str) -> None:
-    with pytest.raises(UsageError, match=f"^{named}"):
-        open_shop(folder, **options)
 
 
 def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:

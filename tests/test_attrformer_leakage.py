@@ -154,9 +154,7 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
 
 
 @pytest.mark.parametrize(("inference", "phase"), [("batch", "test"), ("training_bank", "valid")])
-def test_predictions_read_training_events_of_others_only(
-    folder: Path, inference: str, phase: str
-) -> None:
+def test_predictions_read_only_training_of_others(folder: Path, inference: str, phase: str) -> None:
     """Every other user's held-out event is changed, and all that follows: no prediction changes."""
     made = open_shop(folder, inference_relations=inference)
     model, lookup, part = shaken(made), made.model.lookup, made.dataset.part

@@ -26,7 +26,6 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_every_section_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
@@ -69,7 +68,6 @@ def test_training_of_a_toolkit_ends_early_and_keeps_the_best_weights(tmp_path: P
     assert stop.weights == {"epoch": 1} and stop.seconds < 0.01
 
 
-@pytest.mark.slow
 def test_a_cell_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It measures every phase; one that is stopped leaves no figures, and the table says so."""
     import scale
@@ -90,7 +88,6 @@ def test_a_cell_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "| PosRec | 2,000 (stopped at its limit) |" in scale.tabulate(figures, "length")
 
 
-@pytest.mark.slow
 def test_a_server_is_measured() -> None:
     import serving
 

@@ -1,20 +1,28 @@
-"""Prepared data that are kept: the same as made again, and never believed wrongly."""
+"""Prepared data that are kept: the same as made again, never believed wrongly, nothing is left."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from shop import shop_options, tables, write
+from test_config import Recording
 
+from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
 from recbole_pos.data.atomic_files import TextTable
+from recbole_pos.data.cache import capture
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
+from recbole_pos.tables import storage
+from recbole_pos.tables.storage import Storage
 
 TEXT = TextTable.read_blocks
 
@@ -112,14 +120,8 @@ def test_options_of_model_and_training_share_one(folder: Path, any_size: list[st
     assert len(any_size) == 3 and len(kept()) == 1
 
 
-class Recorder(PosConfig):
-    def __getitem__(self, key: str) -> Any:
-        self.__dict__.setdefault("read", set()).add(key)
-        return super().__getitem__(key)
-
-
 def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
-    config = Recorder("AttrFormer", "shop", None, shop_options(folder, cache=False))
+    config = Recording("AttrFormer", "shop", None, shop_options(folder, cache=False))
     config.read = set()
     read_dataset(config)
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
@@ -155,3 +157,96 @@ def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> 
 def test_without_a_place_for_a_cache_a_dataset_is_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "home").touch()  # no folder can be made in it
     assert len(prepared(folder).log)
+
+
+# --- columns on disk, where interactions exceed memory_limit ---
+
+
+EVENTS = 6_000
+COLUMNS = ["user_id", "item_id", "timestamp", "stars", "channel", "note"]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many ties and copies, one user with a third of all, cells that are missing; text, parquet."""
+    rng = np.random.default_rng(0)
+    user = np.where(rng.random(EVENTS) < 0.3, 7, rng.integers(0, 400, EVENTS))
+    table = pd.DataFrame(
+        {
+            "user_id:token": [f"u{u}" for u in user],
+            "item_id:token": [f"i{i}" for i in rng.integers(0, 300, EVENTS)],
+            "timestamp:float": rng.integers(0, 3000, EVENTS) / 4,
+            "stars:float": np.where(rng.random(EVENTS) < 0.1, np.nan, rng.integers(1, 6, EVENTS)),
+            "channel:token": np.where(rng.random(EVENTS) < 0.1, None, "web"),
+            "note:token_seq": np.where(rng.random(EVENTS) < 0.5, "a b", "c"),
+        }
+    )
+    table.loc[::500, "user_id:token"] = None
+    copied = rng.integers(0, EVENTS, 750)
+    table = table.iloc[np.sort(np.append(np.arange(EVENTS), copied))].reset_index(drop=True)
+    logs = tmp_path_factory.mktemp("logs")
+    for name in ("text", "columns", "parts"):
+        (logs / name).mkdir()
+    table.to_csv(logs / "text" / "text.inter", sep="\t", index=False)
+    table.to_parquet(logs / "columns" / "columns.inter.parquet", index=False)
+    for part, rows in (("train", slice(0, 4500)), ("test", slice(4500, None))):
+        file = logs / "parts" / f"parts.{part}.inter"
+        table[rows].to_csv(file, sep="\t", index=False)
+    return logs
+
+
+def read(logs: Path, name: str, model: str = "PosSASRec", **options: Any) -> Any:
+    given = {"data_path": str(logs), "load_col": {"inter": COLUMNS}, "cache": False, **options}
+    return read_dataset(PosConfig(model, name, None, given))
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("columns", {"item_inter_num_interval": "[15,inf)", "rm_copies": True}),
+    ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
+    ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),
+    ("parts", {"benchmark_filename": ["train", "test"], "eval_args": {"ties": "drop"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_the_same_to_the_bit(logs: Path, name: str, options: dict[str, Any], monkeypatch) -> None:
+    sizes, empty = [], Storage.empty
+
+    def counted(self: Storage, shape: Any, dtype: Any) -> np.ndarray:
+        sizes.append(self.sorted_rows if self.is_on_disk else None)
+        return empty(self, shape, dtype)
+
+    monkeypatch.setattr(Storage, "empty", counted)
+    plain, before = read(logs, name, memory_limit="4GB", **options), set(logs.rglob("*"))
+    assert set(sizes) == {None}
+    monkeypatch.setattr("recbole_pos.data.interactions.CHUNK_INTERACTIONS", 500)
+    small = read(logs, name, memory_limit="100KB", **options)
+    assert set(sizes) == {None, 1024} and set(logs.rglob("*")) == before
+    assert facts(capture(plain)) == facts(capture(small))
+    columns = *small.log.fields.values(), small.split.part, small.split.is_target
+    assert all(isinstance(np.asarray(column).base, np.memmap) for column in columns[-2:])
+
+
+def test_auto_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "get_free_memory", lambda: 4800)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert storage.read_limit("auto") == 2400 and storage.read_limit("1.5 kb") == 1500
+    assert not Storage(100, 2400).is_on_disk and Storage(101, 2400).is_on_disk
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert storage.read_limit("auto") == 1200
+    for wrong in ("4 horses", -1):
+        with pytest.raises(UsageError, match="memory_limit"):
+            storage.read_limit(wrong)
+
+
+def test_a_full_disk_is_one_line(logs: Path, monkeypatch, capsys) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    words = f"run -m PosSASRec -d text --memory_limit 100KB --data_path {logs} --quiet"
+    before = set(logs.rglob("*"))
+    assert main([*words.split(), "--run_dir", str(logs / "run")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "raise memory_limit" in error
+    assert set(logs.rglob("*")) == before

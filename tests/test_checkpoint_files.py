@@ -24,8 +24,6 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.trainer import PosTrainer
 
-pytestmark = pytest.mark.slow
-
 # --- when it is written ---
 
 # the best epoch is neither the first nor the last, and comes more than once

@@ -12,7 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from recbole_pos.layers import large_products
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.callbacks import make_loggers
 from recbole_pos.model.models import MODELS, is_on_our_base, list_kinds
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
+from recbole_pos.yaml_files import ROOT, parse_scalar, read_overall_defaults, read_yaml
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_copy_in_data_path_wins_over_the_wheel(opened, tmp_path: Path) -> None
     assert opened("FPARec", data_path=str(tmp_path))["data_path"] == str(tmp_path / "ml-100k")
 
 
-class _Recording(PosConfig):
+class Recording(PosConfig):
     read: set[str]
 
     def __getitem__(self, key: str):
@@ -92,7 +92,7 @@ class _Recording(PosConfig):
 def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     """The options of model, schemes and table whose conditions are met, against a training run."""
     given = {"data_path": str(tiny), "epochs": 1, "show_progress": False}
-    config = _Recording(model, "tiny", None, given)
+    config = Recording(model, "tiny", None, given)
     config.__dict__["read"] = set()
     made = prepare(config)
     made.trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
@@ -193,3 +193,23 @@ def test_slips_in_yaml_are_named_with_their_line(tmp_path: Path, text: str, name
     with pytest.raises(UsageError, match="a.yaml") as refused:
         read_yaml(tmp_path / "a.yaml")
     assert named in str(refused.value)
+
+
+def test_yaml_is_read_within_bounds_or_refused_in_one_line(tmp_path) -> None:
+    file = tmp_path / "a.yaml"
+    doubled = (f"b{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 20))
+    aliases = "a: &a0 [1]\n" + "".join(doubled)
+    deep, itself = b"[" * 100_000, b"a: &a [1, *a]"
+    for text in (b"\xff\xfe\x00", b"a: 1\na: 2", aliases.encode(), deep, itself):
+        file.write_bytes(text)
+        with pytest.raises(UsageError) as refusal:
+            read_yaml(file)
+        assert str(file) in (message := str(refusal.value))
+        assert len(message) < 600 and "\n" not in message
+    assert parse_scalar("[&a [1, 2], *a]") == [[1, 2], [1, 2]], "aliases as such are fine"
+    file.write_text("a: &a {x: 1}\nb: {c: &c {<<: *a, x: 2}}\nd: {<<: *c}\n")
+    assert read_yaml(file) == {"a": {"x": 1}, "b": {"c": {"x": 2}}, "d": {"x": 2}}
+
+
+def test_a_separator_on_the_command_line_is_text() -> None:
+    assert [parse_scalar(sign) for sign in " |>-?#!~"] == [*" |>-?#!", None]

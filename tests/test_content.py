@@ -137,9 +137,8 @@ def expected_items(made: Any, raw: np.ndarray, use: str, whiten: bool = False) -
         eye = 1e-3 * variances.mean() * np.eye(SIZE)
         scale = np.linalg.inv(scipy.linalg.sqrtm(covariance + eye)).real
     part = model.item_embedding.parts["content"]
-    w1, b1, w2, b2 = (
-        x.detach().numpy() for x in (*part.inner.parameters(), *part.outer.parameters())
-    )
+    parameters = *part.inner.parameters(), *part.outer.parameters()
+    w1, b1, w2, b2 = (x.detach().numpy() for x in parameters)
     found = []
     for item, c in enumerate(content):
         own = np.zeros(16)
@@ -152,16 +151,15 @@ def expected_items(made: Any, raw: np.ndarray, use: str, whiten: bool = False) -
 
 
 @pytest.mark.parametrize(("use", "whiten"), [*((use, False) for use in USES), ("add", True)])
-def test_an_item_is_what_the_formula_says(
+def test_an_item_is_its_formula(
     double: None, data: Path, file: str, use: str, whiten: bool
 ) -> None:
     """In scores and at the input, one by one and all at once; a loss has its gradient at both."""
     made = build(data, item_vectors=file, item_vectors_use=use, item_vectors_whiten=whiten)
     model, tokens = made.model, made.dataset.field2token_id["item_id"]
     cold, none = tokens["c1"], tokens[NONE]
-    own, mlp = (
-        np.stack(x) for x in zip(*expected_items(made, vectors(), use, whiten), strict=True)
-    )
+    expected = expected_items(made, vectors(), use, whiten)
+    own, mlp = (np.stack(part) for part in zip(*expected, strict=True))
     want = own + mlp
     close = {"rtol": 1e-5, "atol": 1e-6}  # the transformed vectors are float32
     np.testing.assert_allclose(model.item_vectors().detach().numpy(), want, **close)
@@ -185,7 +183,7 @@ def test_an_item_is_what_the_formula_says(
 
 
 @pytest.mark.parametrize(("size", "whiten"), [(16, False), (16, True), (24, False), (SIZE, True)])
-def test_init_starts_at_the_principal_components(
+def test_init_is_principal_components(
     double: None, data: Path, tmp_path: Path, size: int, whiten: bool
 ) -> None:
     """Of the items with a training interaction; vectors of size d are taken as they are."""
@@ -211,15 +209,6 @@ def test_init_starts_at_the_principal_components(
     assert kept == 16 or 0.01 < table.weight[1:, kept:].std() < 0.03
 
 
-def test_init_from_content_that_one_item_of_training_has(data: Path, tmp_path: Path) -> None:
-    """Principal components are then as large as fresh vectors all the same, not NaN or 1e10."""
-    names = ["i0", *COLD]
-    options = {"item_vectors": write_npy(tmp_path, names, vectors(names))}
-    made = build(data, item_vectors_use="init", **options)
-    known = np.isin(made.dataset.field2id_token["item_id"], COLD)
-    assert 0.001 < made.model.item_embedding.weight[torch.from_numpy(known), :SIZE].std() < 0.1
-
-
 @pytest.mark.parametrize(
     ("model_name", "options"),
     [
@@ -230,7 +219,7 @@ def test_init_from_content_that_one_item_of_training_has(data: Path, tmp_path: P
     ],
     ids=str,
 )
-def test_models_and_losses_learn_from_content(
+def test_models_learn_from_content(
     data: Path, file: str, model_name: str, options: dict[str, Any]
 ) -> None:
     """And of a loss nothing reaches items without a training interaction."""
@@ -245,9 +234,7 @@ def test_models_and_losses_learn_from_content(
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_moved_run_knows_content_and_takes_new_items(
-    data: Path, file: str, tmp_path: Path, use: str
-) -> None:
+def test_a_moved_run_takes_new_items(data: Path, file: str, tmp_path: Path, use: str) -> None:
     """New items are scored as items are that were cold in training and have the same content."""
     train(data, tmp_path / "run", "PosSASRec", item_vectors=file, item_vectors_use=use)
     first = recbole_pos.Recommender.load(tmp_path / "run").recommend(["u9"], k=5)

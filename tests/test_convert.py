@@ -58,9 +58,8 @@ GIVEN = {**ROLES, "types": {"tags": "token_seq"}}
 
 
 def convert(file: Any, folder: Path, **given: Any) -> Any:
-    return recbole_pos.convert(
-        file, **{"name": "shop", "verbose": False, **given}, data_path=folder
-    )
+    given = {"name": "shop", "verbose": False, **given}
+    return recbole_pos.convert(file, data_path=folder, **given)
 
 
 def read_tables(folder: Path) -> dict[str, bytes]:
@@ -87,9 +86,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_gives_the_same_files(
-    tmp_path: Path, name: str, expected: dict[str, bytes]
-) -> None:
+def test_formats_give_the_same_files(tmp_path: Path, name: str, expected: dict[str, bytes]) -> None:
     FORMATS[name](make_orders(), tmp_path / name)
     encoding = "utf-16" if "utf-16" in name else "utf-8"
     convert(tmp_path / name, tmp_path, encoding=encoding, **GIVEN)
@@ -235,7 +232,7 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("text", "options", "named"), WRONG)
-def test_what_cannot_be_converted(
+def test_what_is_refused(
     tmp_path: Path, text: str | bytes, options: dict[str, Any], named: str
 ) -> None:
     options = {"file": "log.csv", **options}

@@ -200,7 +200,7 @@ def test_scores_in_parts_give_the_same_run(
     [("PosSASRec", {}), ("SASRec", {"augmentation": "prefix"}), ("BPR", {})],
     ids=str,
 )
-def test_popularity_counts_training_interactions_for_every_model(
+def test_popularity_counts_training_interactions(
     tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
     """Whatever rows a model trains on, and whatever ``target_events`` selects."""

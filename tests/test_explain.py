@@ -170,9 +170,7 @@ def test_over_http_it_is_a_list(recommender: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_reasons_are_written_and_drawn(
-    trained: Callable[..., Path], tmp_path: Path, capsys
-) -> None:
+def test_reasons_are_kept_and_drawn(trained: Callable[..., Path], tmp_path: Path, capsys) -> None:
     run_dir = trained("PosSASRec")
     out = tmp_path / "found.parquet"
     asked = ["--users", "u7", "u9", "-k", "4", "--because", "2", "--out", out]

@@ -108,7 +108,6 @@ PROGRAMS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "form"),
     [
@@ -124,7 +123,6 @@ def test_programs(
     check(make_encoder(shaken(experiment(model, **options))), form, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
 def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -> None:
     """In PyTorch's form of a model with all schemes that can share a layer."""
@@ -154,7 +152,6 @@ def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -
 # --- the folder ---
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "form"), [("PosSASRec", "onnx"), ("TORoPE", "torch_export")])
 def test_the_lines_of_the_readme(
     trained: Callable[..., Path], tmp_path: Path, model: str, form: str, capsys: Any
@@ -226,7 +223,6 @@ def test_models_that_cannot_be_exported(experiment: Any) -> None:
             trace(make_encoder(experiment(model, **options).model))
 
 
-@pytest.mark.slow
 def test_what_differs_is_not_written(trained, tmp_path: Path, monkeypatch) -> None:
     encoder = make_encoder(recbole_pos.load(trained("PosSASRec")).model)
     program = lambda given: [encoder(*given.values()) + 1e-2]  # noqa: E731

@@ -33,11 +33,8 @@ OPTION = {"item": "item_features", "user": "user_features", "inter": "event_feat
 SIZES = {
     key: value for key, value in shop.SIZES.items() if "relation" not in key and key != "top_k"
 }
-LOAD = {
-    "inter": [*shop.LOAD["inter"], "words"],
-    "item": shop.LOAD["item"],
-    "user": [*shop.LOAD["user"], "likes"],
-}
+LOAD = {**shop.LOAD, "inter": [*shop.LOAD["inter"], "words"]}
+LOAD["user"] = [*shop.LOAD["user"], "likes"]
 
 
 def tables() -> dict[str, pd.DataFrame]:
@@ -168,7 +165,7 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
 
 
 @pytest.mark.parametrize("augmentation", ["all_positions", "prefix"])
-def test_a_history_has_the_same_scores_on_every_path(
+def test_a_history_scores_alike_on_every_path(
     folder: Path, tmp_path: Path, augmentation: str
 ) -> None:
     """Training, validation, test and its ranks, recommending to users and to given histories."""
@@ -280,7 +277,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "given", "named"), REFUSED, ids=str)
-def test_what_has_no_meaning_is_refused(
+def test_what_means_nothing_is_refused(
     folder: Path, model: str, given: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UsageError) as error:

@@ -13,12 +13,7 @@ import torch
 
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.files import (
-    atomic_write,
-    finish_replacement,
-    replace_folder,
-    write_text,
-)
+from recbole_pos.files import atomic_write, finish_replacement, replace_folder, write_text
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import atomic_files
@@ -34,21 +33,6 @@ FILES = {
 CELLS = ["", " ", "NA", "null", "nan", "inf", "-inf", "1e308", "1e309", "1e-320", "9" * 400, "0x10"]
 CELLS += ["1_000", "1,5", "+7", " 5", "5 ", "True", "٣", "-0", "--1", "[PAD]", "x" * 20_000, "😀"]
 CELLS += ['"', '""', '"a"', '"a""b"', 'a"b', '"a"b', '"a\tb"', '"a\nb"', "\\", "\u2028", "\x85"]
-BYTES = [b"\0", b'"', b"\t", b"\n", b"\r", b" ", b"\xff", codecs.BOM_UTF8, b":"]
-
-
-def flip(rng: random.Random, data: bytes) -> bytes:
-    """Some bits."""
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 3, 20]) if data else 0):
-        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
-def insert(rng: random.Random, data: bytes) -> bytes:
-    """A byte that means something, or a part once more."""
-    at, size = rng.randrange(len(data) + 1), rng.choice([5, 500])
-    return data[:at] + rng.choice([*BYTES, data[at : at + size]]) + data[at:]
 
 
 def cut_out(rng: random.Random, data: bytes) -> bytes:
@@ -78,7 +62,7 @@ def change_line_ends(rng: random.Random, data: bytes) -> bytes:
     return codecs.BOM_UTF8 + data.replace(b"\n", rng.choice([b"\r\n", b"\r", b"\n\n"]))
 
 
-DAMAGES = [flip, insert, cut_out, change_lines, change_line_ends, *[set_cell] * 4]
+DAMAGES = [cut_out, change_lines, change_line_ends, *[set_cell] * 4]
 
 
 def damage_files(rng: random.Random) -> dict[str, bytes]:
@@ -95,8 +79,6 @@ def parse(data: bytes) -> tuple[list[tuple[str, str]], list[list[str]]]:
     rows = []
     for line in (line.removesuffix("\r") for line in text.split("\n")):
         if line.strip() or "\t" in line:
-            if "\0" in line:
-                raise ValueError("no text")
             try:  # a carriage return within a line is a part of its cell
                 quoted = csv.reader([line], delimiter="\t", strict=True)
                 rows += quoted if '"' in line else [line.split("\t")]
@@ -201,17 +183,11 @@ def configs(tmp_path: Path) -> list[PosConfig]:
 
 
 def test_whole_files_are_read(tmp_path: Path, configs: list[PosConfig]) -> None:
-    """A number that no model can hold is missing."""
     texts = {suffix: "\n".join(rows).encode() for suffix, rows in FILES.items()}
     for config in configs:
         dataset = load(tmp_path, texts, config)
         assert len(dataset.log) == 40 and len(dataset.item_feat["item_id"]) == 12
         compare(dataset, texts)
-    texts["item"] = texts["item"].replace(b"\t3.5\t", b"\t1e39\t").replace(b"\t4.5\t", b"\tinf\t")
-    dataset = load(tmp_path, texts, configs[0])
-    names = dataset.field2id_token["item_id"][dataset.missing["price"]]
-    assert set(names[1:]) == {"i3", "i4"} and torch.isfinite(dataset.item_feat["price"]).all()
-    compare(dataset, texts)
 
 
 def test_damaged_files(tmp_path: Path, configs, monkeypatch, pytestconfig, record_property) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import reference
+import schemes
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -19,14 +20,11 @@ from recbole_pos.layers import large_products
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import MultiHeadAttention
 from recbole_pos.layers.gated_blocks import PointwiseAttention, build_layer
-from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import Compose
-from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
-ATTENTION = [n for n in SCHEMES if issubclass(SCHEMES[n], AttentionPosition)]
-REPLACING = [n for n in ATTENTION if replaces_attention(SCHEMES[n])]
 
 
 def by_heads(
@@ -77,13 +75,13 @@ def test_ligr_block_equals_its_equations() -> None:
     torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", REPLACING)
+@pytest.mark.parametrize("name", schemes.REPLACING)
 def test_hstu_has_an_attention_of_its_own(name: str) -> None:
     with pytest.raises(UsageError, match=f"^block: hstu .*{name} replaces attention"):
         PointwiseAttention(block(), composed([name], 2, N, D, {})[0])
 
 
-@pytest.mark.parametrize("name", [n for n in ATTENTION if n not in REPLACING])
+@pytest.mark.parametrize("name", [n for n in schemes.ATTENTION if n not in schemes.REPLACING])
 @torch.no_grad()
 def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
     """Weights times values are what attention gives, of HSTU's block too."""
@@ -105,7 +103,7 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [*(("transformer", n) for n in ("t5", *REPLACING)), ("hstu", "t5"), ("ligr", "nope")],
+    [*(("transformer", n) for n in ("t5", *schemes.REPLACING)), ("hstu", "t5"), ("ligr", "nope")],
 )
 def test_dropout_in_training_only(kind: str, name: str) -> None:
     for where in ("hidden_dropout_prob", "attn_dropout_prob"):

@@ -207,10 +207,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_atomic(frame, tmp_path_factory.mktemp("shop"))
 
 
-PURCHASES = {
-    "target_events": {"bought": 1},
-    "load_col": {"inter": ["user_id", "item_id", "timestamp", "bought"]},
-}
+COLUMNS = {"inter": ["user_id", "item_id", "timestamp", "bought"]}
+PURCHASES = {"target_events": {"bought": 1}, "load_col": COLUMNS}
 
 SEVERAL_TARGETS = [{}, {"train_windows": "sliding", "window_stride": 5}, PURCHASES]
 

@@ -57,9 +57,7 @@ def here(moved, tmp_path, monkeypatch) -> Path:
         "attach run kernel --run_dir new --epochs 1 --quiet",
     ],
 )
-def test_every_reader_says_where_to_name_the_data_and_takes_them(
-    here, moved, capsys, command
-) -> None:
+def test_every_reader_says_where_to_name_the_data(here, moved, capsys, command) -> None:
     words = command.split()
     assert main(words) == 2
     assert "--data_path" in capsys.readouterr().err
@@ -165,3 +163,19 @@ def test_later_interactions_are_history_only(tmp_path: Path) -> None:
         last = whole.log.offsets[whole.field2token_id["user_id"][user] + 1] - 1
         assert whole.log.items[last] == known.field2token_id["item_id"][item]
         assert not whole.split.is_target[last] and whole.part[last] == TEST
+
+
+# --- folders that are none ---
+
+
+def test_a_run_folder_that_is_a_file(here, refused) -> None:
+    Path("file").write_text("no run")
+    for command in ("recommend file", "export file --to out", "update file", "run --resume file"):
+        refused(command)
+
+
+def test_a_damaged_configuration_is_named(here, refused) -> None:
+    good = (here / "run" / "config.yaml").read_text()
+    for text in ("[1]", good.replace("hidden_size: 16", "hidden_size: sixteen")):
+        (here / "run" / "config.yaml").write_text(text)
+        refused("recommend run", "config.yaml")

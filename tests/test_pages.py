@@ -30,12 +30,8 @@ old
 of data that are not here
 <!-- end -->
 """
-STUDY = {
-    "dataset": "tiny",
-    "title": "A study",
-    "rows": {"Pop": {"model": "Pop"}, "Last": {"model": "SPop"}},
-    "seeds": 2,
-}
+ROWS = {"Pop": {"model": "Pop"}, "Last": {"model": "SPop"}}
+STUDY = {"dataset": "tiny", "title": "A study", "rows": ROWS, "seeds": 2}
 
 
 @pytest.fixture
@@ -120,7 +116,7 @@ def test_a_claim_is_judged(
         assert claims.judge(found, effects, expects) == "inconclusive"
 
 
-def test_claims_follow_from_the_tables(
+def test_claims_follow_from_tables(
     pages: ModuleType, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two configurations the table is about; a claim without one is an error."""
@@ -144,7 +140,7 @@ def test_claims_follow_from_the_tables(
     assert "Pop helps" not in claims.tabulate(papers, "other data")
 
 
-def test_leaderboards_follow_from_the_kept_runs(
+def test_leaderboards_follow_from_kept_runs(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both metrics are those that the runs recorded; the best model stands first."""
@@ -167,9 +163,7 @@ def test_leaderboards_follow_from_the_kept_runs(
         board.read_line({"model": "x", "row": "Never"}, group, results)
 
 
-def test_claims_and_leaderboards_of_this_repository(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_claims_and_leaderboards_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     claims, board = (load_script(name, monkeypatch) for name in ("claims", "leaderboard"))
     assert claims.main(["--check"]) == 0, "python studies/claims.py"
     claims.draw(claims.read_claims(claims.CLAIMS, claims.RESULTS), tmp_path / "claims.png")

@@ -66,10 +66,6 @@ def test_another_job_is_refused(run: Path, trained, tmp_path, refused, capsys) -
     refused(command(trained("PosSASRec", seed=5), tmp_path), "another job: model was")
     (tmp_path / "names").write_text("i1\ni2\n")
     refused(command(run, tmp_path, "--items", tmp_path / "names"), "another job: items was")
-    (tmp_path / "_job" / "manifest.json").write_text("{}")
-    refused(command(run, tmp_path), "another job: model was None")
-    (tmp_path / "_job" / "manifest.json").unlink()
-    refused(command(run, tmp_path), "holds parts without manifest.json")
     assert contents(tmp_path) == written
     refused(command(run, tmp_path / "x", "--part", "3/2"), "expected a share such as 2/8")
     refused(command(run, tmp_path / "x", "--workers", 0), "workers: expected 1 or more")
@@ -104,7 +100,7 @@ def start(run: Path, out: Path, *more: Any) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("victim", ["worker", "command"])
-def test_after_a_kill_the_same_command_writes_the_rest(
+def test_the_same_command_writes_the_rest(
     run: Path, whole: Path, tmp_path: Path, victim: str
 ) -> None:
     """What is written stays, and no process is left."""
@@ -155,9 +151,7 @@ def test_a_machine_of_the_cluster_is_lost(run: Path, whole: Path, tmp_path: Path
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path), pd.read_parquet(whole))
 
 
-def test_tasks_of_a_cluster(
-    run: Path, whole: Path, tmp_path, cluster, monkeypatch, refused
-) -> None:
+def test_cluster_tasks(run: Path, whole: Path, tmp_path, cluster, monkeypatch, refused) -> None:
     """Processes of Ray write the parts, which are not in Ray's store; their errors are one line."""
     import ray
 

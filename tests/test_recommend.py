@@ -29,8 +29,6 @@ from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.recommend import read_file
 from recbole_pos.serve.recommender import Recommender
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def runs(trained: Callable[..., Path]) -> dict[str, Path]:
@@ -286,20 +284,6 @@ def test_a_wrong_history_is_a_short_error(torope: Recommender, wrong: Any, messa
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"times": [[1]]}, r"^histories\[0\]"),
-        ({}, r"^histories\[0\]"),
-        ({"time": [[1, 2]]}, "found id, items, time .did you mean times"),
-    ],
-)
-def test_a_wrong_table_of_histories_is_refused(columns: dict, message: str) -> None:
-    table = pa.table({"id": ["a"], "items": [["i1", "i2"]], **columns})
-    with pytest.raises(UsageError, match=message):
-        read_histories(table, IDS, needs_time=True)
-
-
 # --- files and columns ---
 
 
@@ -416,6 +400,12 @@ def test_histories_without_times() -> None:
     lists = log.groupby("user")["item"].agg(list)
     found = read_histories(lists, IDS, False)
     assert found.ids == ["a", "b"] and found.lengths.tolist() == [1, 2]
-    for given, named in ((lists, "the model reads times"), (log, "items")):  # a row an interaction
+    pair = {"id": ["a"], "items": [["i1", "i2"]]}
+    for given, named in (
+        (lists, "the model reads times"),
+        (log, "items"),  # a row an interaction
+        (pa.table({**pair, "times": [[1]]}), r"^histories\[0\]"),
+        (pa.table({**pair, "time": [[1, 2]]}), "found id, items, time .did you mean times"),
+    ):
         with pytest.raises(UsageError, match=named):
             read_histories(given, IDS, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,11 @@ def parts(request: pytest.FixtureRequest, tiny: Path) -> DataSplit:
 @pytest.fixture(scope="module")
 def requests(tiny: Path) -> Requests:
     """Several requests a user, with seen items excluded."""
-    options = SPLITS["by time, seen excluded"]
-    return make_requests(split("tiny", data_path=str(tiny), **options).dataset)
+    return open_requests(tiny, **SPLITS["by time, seen excluded"])
+
+
+def open_requests(data_path: Path, part: str = "test", **options: Any) -> Requests:
+    return make_requests(split("tiny", data_path=str(data_path), **options).dataset, part)
 
 
 def sort_by_user(log: pd.DataFrame) -> dict[str, list[tuple[str, float]]]:
@@ -61,14 +65,11 @@ def sort_by_user(log: pd.DataFrame) -> dict[str, list[tuple[str, float]]]:
     }
 
 
-def test_a_folder_has_every_interaction_and_the_histories_of_requests(
-    parts: DataSplit, tmp_path: Path
-) -> None:
+def test_a_folder_has_all_interactions_and_the_histories(parts: DataSplit, tmp_path: Path) -> None:
     folder = parts.to_folder(tmp_path / "split")
     events = sort_by_user(make_log())
-    frames = {
-        name: pd.read_parquet(folder / f"{name}.parquet") for name in ("train", "valid", "test")
-    }
+    names = ("train", "valid", "test")
+    frames = {name: pd.read_parquet(folder / f"{name}.parquet") for name in names}
     together = pd.concat(frames.values())
     for user, rows in events.items():
         found = together[together["user"] == user]
@@ -94,17 +95,12 @@ def test_a_folder_has_every_interaction_and_the_histories_of_requests(
 
 
 def test_the_digest_is_that_of_data_split_and_candidates(tiny: Path, tmp_path: Path) -> None:
-    def digest(data_path: Path, part: str = "test", **options: Any) -> str:
-        return make_requests(
-            split("tiny", data_path=str(data_path), **options).dataset, part
-        ).digest
-
     other = make_log()
     other.loc[0, "item_id"] = "i1" if other.loc[0, "item_id"] != "i1" else "i2"
-    digests = [digest(tiny, **options) for options in SPLITS.values()]
-    digests += [digest(tiny, "valid"), digest(write_atomic(other, tmp_path))]
-    assert len(set(digests)) == len(digests)
-    assert digest(tiny) == digests[0]
+    asked = [open_requests(tiny, **options) for options in SPLITS.values()]
+    asked += [open_requests(tiny, "valid"), open_requests(write_atomic(other, tmp_path))]
+    assert len({requests.digest for requests in asked}) == len(asked)
+    assert open_requests(tiny).digest == asked[0].digest
 
 
 def make_lists(requests: Requests, rng: np.random.Generator) -> pd.DataFrame:
@@ -121,19 +117,16 @@ def make_lists(requests: Requests, rng: np.random.Generator) -> pd.DataFrame:
     return frame.sample(frac=1, random_state=0, ignore_index=True)
 
 
-def find_ranks(frame: pd.DataFrame, requests: Requests) -> tuple[list[float], dict[str, int]]:
+def find_ranks(frame: pd.DataFrame, requests: Requests) -> tuple[list[float], Counter[str]]:
     """The rank of each target and the faults of the lists, in plain loops."""
     ids = {name: index for index, name in enumerate(requests.item_names)}
     lists: dict[str, list[tuple[float, int, str]]] = {}
     for row in frame.itertuples():
-        lists.setdefault(row.user_id, []).append(
-            (-row.score, ids.get(row.item_id, 10**6), row.item_id)
-        )
+        entry = -row.score, ids.get(row.item_id, 10**6), row.item_id
+        lists.setdefault(row.user_id, []).append(entry)
     log, names = requests.dataset.log, requests.item_names
     longest = max(len(lists.get(name, [])) for name in requests.names)
-    faults = dict.fromkeys(
-        (UNKNOWN_REQUESTS, UNKNOWN_ITEMS, DUPLICATES, SEEN_ITEMS, MISSING, SHORT), 0
-    )
+    faults: Counter[str] = Counter()
     faults[UNKNOWN_REQUESTS] = len(frame) - sum(len(lists.get(name, [])) for name in requests.names)
     ranks = []
     for name, row in zip(requests.names, requests.target_rows.tolist(), strict=True):
@@ -154,15 +147,14 @@ def find_ranks(frame: pd.DataFrame, requests: Requests) -> tuple[list[float], di
                 rank = place
             earlier.add(item)
         ranks.append(rank)
-    return ranks, {fault: count for fault, count in faults.items() if count}
+    return ranks, +faults  # without those that do not occur
 
 
 @pytest.mark.parametrize("excludes_seen", [False, True])
 def test_ranks_faults_and_metrics_in_loops(
     tiny: Path, excludes_seen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {**SPLITS["by time"], "mask_history": excludes_seen}
-    requests = make_requests(split("tiny", data_path=str(tiny), **options).dataset)
+    requests = open_requests(tiny, **SPLITS["by time"], mask_history=excludes_seen)
     frame = make_lists(requests, np.random.default_rng(3))
     want, faults = find_ranks(frame, requests)
     judgement = judge(open_predictions(frame), requests)
@@ -237,14 +229,11 @@ def test_every_format_says_the_same(requests: Requests, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["PosSASRec", "Pop"])
-def test_own_lists_come_back_as_the_own_table(
-    trained: Any, tiny: Path, tmp_path: Path, model: str
-) -> None:
-    """To the last digit, in every format that is written."""
+def test_own_lists_give_the_own_table(trained: Any, tiny: Path, tmp_path: Path, model: str) -> None:
+    """To the last digit, in every format that is written; with all items of a small catalogue."""
     run = trained(model, mask_history=True, **SPLITS["by time"])
     kept = pd.read_parquet(run / "test_ranks.parquet")
-    options = {**SPLITS["by time"], "mask_history": True}
-    requests = make_requests(split("tiny", data_path=str(tiny), **options).dataset)
+    requests = open_requests(tiny, **SPLITS["by time"], mask_history=True)
     for suffix in ("parquet", "csv", "run", "json"):
         file = write_lists(run, tmp_path / f"lists.{suffix}", k=30)
         judgement = judge(open_predictions(file), requests)
@@ -254,18 +243,11 @@ def test_own_lists_come_back_as_the_own_table(
         for metric in ("ndcg@10", "hit@5", "mrr@20"):
             mine, theirs = (compute_gains(t["rank"].to_numpy(), metric) for t in (table, kept))
             assert (mine == theirs).all()
+    assert pd.read_csv(write_lists(run, tmp_path / "all.csv"))["rank"].max() == 40
+    with pytest.raises(UsageError, match="100 is more than the 40 items"):
+        write_lists(run, tmp_path / "more.csv", k=100)
     with pytest.raises(UsageError, match="expected a name that ends in .parquet"):
         write_lists(run, tmp_path / "lists.txt")
-
-
-def test_lists_have_all_items_of_a_small_catalogue_unless_more_are_asked_for(
-    trained: Any, tmp_path: Path
-) -> None:
-    run = trained("Pop", mask_history=True, **SPLITS["by time"])
-    lists = pd.read_csv(write_lists(run, tmp_path / "lists.csv"))
-    assert lists["rank"].max() == 40
-    with pytest.raises(UsageError, match="100 is more than the 40 items"):
-        write_lists(run, tmp_path / "lists.csv", k=100)
 
 
 BAD: dict[str, tuple[Any, str]] = {
@@ -335,7 +317,7 @@ def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, ref
     refused(["score", lists, "--runs", run, "--name", "PosSASRec"], "give another")
 
 
-def test_predictions_are_rows_of_a_study(
+def test_predictions_as_rows_of_a_study(
     trained: Any, tiny: Path, tmp_path: Path, trains_here: None
 ) -> None:
     """With the intervals of rows that are trained, and their own seeds."""
@@ -360,18 +342,16 @@ def test_predictions_are_rows_of_a_study(
     assert "not finished" not in (tmp_path / "study" / "report.html").read_text()
 
     def refuse(message: str, known: Any = (), **changes: Any) -> None:
+        how = {"run_dir": tmp_path / "other", "known": known, "verbose": False}
         with pytest.raises(UsageError, match=message):
-            recbole_pos.compare(
-                {**study, **changes}, run_dir=tmp_path / "other", known=known, verbose=False
-            )
+            recbole_pos.compare({**study, **changes}, **how)
 
     # Kept ranks stand in for files that are gone, where the split is the same.
     kept_ranks = tmp_path / "kept"
     recbole_pos.compare(study, run_dir=tmp_path / "study", pack=kept_ranks, verbose=False)
     moved = file.rename(tmp_path / "moved.parquet")
-    again = recbole_pos.compare(
-        study, run_dir=tmp_path / "again", known=(kept_ranks,), report=True, verbose=False
-    )
+    kept_alone = {"known": (kept_ranks,), "report": True, "verbose": False}
+    again = recbole_pos.compare(study, run_dir=tmp_path / "again", **kept_alone)
     pd.testing.assert_frame_equal(again.table, compared.table)
     pd.testing.assert_frame_equal(again.pairs, compared.pairs)
     other_split = {**study["base"], "mask_history": True}

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
+from conftest import CROSS_ENTROPY
 
 from recbole_pos.errors import StorageError, UnknownKey, UsageError
 from recbole_pos.experiment.run import NeedsDataset
@@ -13,6 +14,7 @@ from recbole_pos.experiment.run import NeedsDataset
 UNIFORM = {"train_neg_sample_args": {"distribution": "uniform"}}
 BY_POSITION = {"augmentation": "all_positions"}
 AT_REQUEST = {"request_time": "target"}
+PLAIN = CROSS_ENTROPY["AttrFormer"]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # losses
     ("GRU4Rec", {"loss_type": "gBCE"}, "loss_type"),
@@ -20,11 +22,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"loss_type": "gBCE", "negative_sampler": "popularity"}, "negative_sampler"),
     ("GRU4Rec", {**BY_POSITION, "target_window": 3}, "target_window"),
     ("AttrFormer", {"target_window": 3}, "target_window.*future_weights"),
+    ("AttrFormer", {"future_weights": [0.25, 1.0]}, "^future_weights"),
+    ("AttrFormer", {**PLAIN, "loss_type": "SCE", "future_weights": [1.0, 0.5]}, "^loss_type: SCE"),
     ("FPARec", {"loss_type": "SCE", **UNIFORM}, "SCE"),
     ("GRU4Rec", {**BY_POSITION, "loss_type": "BPR", **UNIFORM}, "^loss_type: .*augmentation"),
     # windows and data
     ("NARM", BY_POSITION, "NARM can train with prefix or none"),
     ("FGNN", {"train_windows": "chunk"}, "^train_windows: FGNN"),
+    ("AttrFormer", {"train_windows": "last"}, "^chunking"),
+    ("AttrFormer", {"augmentation": "prefix"}, "^chunking"),
     ("PosSASRec", {"window_stride": 3}, "train_windows: sliding"),
     ("PosSASRec", {"TIME_FIELD": "when"}, "when"),
     ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id: .*benchmark_filename"),

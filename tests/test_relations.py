@@ -12,17 +12,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from shop import (
-    RELATIONS,
-    Cells,
-    all_windows,
-    find,
-    open_shop,
-    places,
-    similarity,
-    tables,
-    write,
-)
+from shop import RELATIONS, Cells, all_windows, find, open_shop, places, similarity, tables, write
 
 from recbole_pos.errors import UsageError
 from recbole_pos.relations import search
@@ -182,7 +172,7 @@ def test_top_relations_by_brute_force(seed, rows, k, across, same_column) -> Non
     st.sampled_from([1, 7, 20, 1 << 22]),
 )
 @example(0, 3, 6, False, 7)
-def test_top_differences_by_brute_force(
+def test_top_differences_in_loops(
     seed: int, k: int, longest: int, rising: bool, pairs: int
 ) -> None:
     """Whole, and in parts of few events."""

@@ -168,7 +168,7 @@ def test_nothing_comes_from_the_future(names: list[str], kind: str, options: dic
 
 @pytest.mark.parametrize(("names", "kind", "options"), STACKS, ids=str)
 @torch.no_grad()
-def test_a_sequence_is_the_same_packed_alone_and_padded(
+def test_a_sequence_is_the_same_alone_and_padded(
     names: list[str], kind: str, options: dict
 ) -> None:
     """And where the last block is requested some positions only."""
@@ -208,9 +208,7 @@ def test_differences_of_times_count(names: list[str], kind: str, options: dict) 
 
 
 @pytest.mark.parametrize(("names", "kind", "options"), STACKS, ids=str)
-def test_half_precision_comes_close_and_all_is_learned(
-    names: list[str], kind: str, options: dict
-) -> None:
+def test_half_precision_is_close_and_all_learns(names: list[str], kind: str, options: dict) -> None:
     """Under autocast, as ``enable_amp`` trains; every parameter has a gradient, and finite ones."""
     torch.set_default_dtype(torch.float32)
     model, x = Stack(names, kind, **options), torch.randn(sum(LENGTHS), D)

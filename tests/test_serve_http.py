@@ -20,7 +20,6 @@ from conftest import PATIENCE
 from recbole_pos.cli.main import main
 from recbole_pos.serve.recommender import Recommender
 
-pytestmark = pytest.mark.slow
 JSON = {"Content-Type": "application/json"}
 
 
@@ -91,11 +90,9 @@ def direct(run_dir: Path) -> Recommender:
 
 def test_answers_are_those_of_the_library(ask: Ask, direct: Recommender) -> None:
     allowed = ["i4", "i9", "i5", "new"]
-    history = [
-        {"id": "a", "items": ["i1", "i2", "new"], "allowed": allowed},
-        {"id": 7, "items": [], "excluded": ["i9"]},
-    ]
-    asked = {"histories": history, "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
+    one = {"id": "a", "items": ["i1", "i2", "new"], "allowed": allowed}
+    none = {"id": 7, "items": [], "excluded": ["i9"]}
+    asked = {"histories": [one, none], "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
     status, found = ask("/recommend", asked)
     assert status == 200
     answers = [(x["id"], x["by"], x["unknown"]) for x in found["recommendations"]]
@@ -132,14 +129,12 @@ def test_what_it_says_of_itself(ask: Ask, run_dir: Path) -> None:
         (422, "item 'i999' is not known", "/similar", {"items": ["i999"]}),
     ],
 )
-def test_wrong_requests_are_refused(
-    ask: Ask, status: int, named: str, path: str, body: Any
-) -> None:
+def test_wrong_requests(ask: Ask, status: int, named: str, path: str, body: Any) -> None:
     found, output = ask(path, body)
     assert found == status and named in str(output["detail"]), output
 
 
-def test_what_cannot_be_served(
+def test_nothing_to_serve(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
     refused(["serve", tmp_path], "run folder")

@@ -86,11 +86,8 @@ def by_user(events: list[Event]) -> dict[int, list[int]]:
     return rows
 
 
-NAMES = {
-    "valid_and_test": {"valid": 1, "test": 1},
-    "valid_only": {"valid": 1},
-    "test_only": {"test": 1},
-}
+NAMES = {"valid_only": {"valid": 1}, "test_only": {"test": 1}}
+NAMES["valid_and_test"] = {"valid": 1, "test": 1}
 
 
 def leave_last_out(events: list[Event], value: Any) -> list[str]:
@@ -189,10 +186,8 @@ logs = st.lists(
     max_size=40,
 )
 shares = st.one_of(st.floats(0.01, 0.99), st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 0.8, 0.9]))
-several = [
-    st.lists(x, min_size=1, max_size=2, unique=True).map(sorted)
-    for x in (shares, st.integers(1, 7))
-]
+one_or_two = {"min_size": 1, "max_size": 2, "unique": True}
+several = [st.lists(x, **one_or_two).map(sorted) for x in (shares, st.integers(1, 7))]
 splits = st.one_of(
     st.sampled_from([*NAMES, {"valid": 1, "test": 3}, {"valid": 2}]).map(lambda v: {"LS": v}),
     st.one_of(*several).map(lambda v: {"GT": v}),
@@ -259,8 +254,7 @@ def check_sessions(events: list[Event], phases: list[str], summary: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "bounds",
-    [["2024-01-25", "2024-02-05 12:00"], [date(2024, 1, 25), "2024-02-05T14:00+02:00"]],
+    "bounds", [["2024-01-25", "2024-02-05 12:00"], [date(2024, 1, 25), "2024-02-05T14:00+02:00"]]
 )
 def test_dates_cut_before_their_first_moment(bounds: list[Any]) -> None:
     """A date is midnight in UTC; what happens at that moment is no training any more."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_study import BASE, NOPE, ROWS, plan, train
 
-from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.collecting import collect_results
 from recbole_pos.study.comparing import _require_metrics
-from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.result_tables import make_search_table
 from recbole_pos.study.scheduler import Scheduler
@@ -46,7 +42,7 @@ def searched(tiny: Path, **more: Any) -> Plan:
     return plan(tiny, **{"rows": NOPE, "search": GRID, "seeds": 3, "search_seeds": 2, **more})
 
 
-def test_a_report_has_no_run_of_the_options_before(
+def test_a_report_has_no_run_of_old_options(
     tiny: Path, folder: StudyFolder, tmp_path: Path
 ) -> None:
     """Interrupted after one row, and when one row alone was asked for; nothing is trained again."""
@@ -125,14 +121,3 @@ def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, folder: StudyF
     made = searched(tiny)
     train(Scheduler(made, folder), {**VALUES, (1, 2021): None})
     assert chosen(made, folder) == {"NoPE": 0}
-
-
-def test_progress_estimates_the_time_left(tiny: Path, folder: StudyFolder) -> None:
-    """One run has taken a minute; five are left, of which one is trained at a time."""
-    scheduler = Scheduler(plan(tiny, seeds=3), folder)
-    runs = ActiveRuns(scheduler, ClusterArguments(), Reporter(False), set())
-    runs.running["first"] = scheduler.next_job(), time.monotonic() - 60
-    runs.end("first", {"status": DONE, "epochs": 1})
-    runs.running["second"] = scheduler.next_job(), time.monotonic()
-    overview, _ = runs.describe_progress()
-    assert overview.endswith("1 of 6 runs done, 1 running, about 5 min left")

@@ -10,7 +10,6 @@ from study_simulation import Case, cover
 
 from recbole_pos.config.metrics import compute_gains, is_from_ranks
 from recbole_pos.errors import UsageError
-from recbole_pos.study.plan import name_bins
 from recbole_pos.study.power import PairNoise
 from recbole_pos.study.results import assign_bins, compute_differences, compute_means
 from recbole_pos.study.statistics import (
@@ -276,14 +275,6 @@ def test_a_plan_says_what_the_study_then_finds():
     studies = [simulate(number, 8) for number in range(20)]
     planned = [PairNoise.from_values(a[:3], b[:3]).predict_detectable(8) for a, b, _ in studies]
     assert np.median(planned) == pytest.approx(np.median([d for *_, d in studies]), rel=0.15)
-
-
-def test_bins_are_named_by_what_is_in_them():
-    names = ["history up to 5", "history 6 to 15", "history over 15"]
-    assert name_bins("history", [5, 15]) == names
-    assert name_bins("popularity", [1, 2])[1] == "popularity 2"
-    ages = ["age up to 1 h", "age 1 h to 1 d", "age 1 d to 7 d", "age over 7 d"]
-    assert name_bins("age", [3600, 86400, 7 * 86400]) == ages
 
 
 def test_every_target_is_in_one_bin_of_each_kind():

@@ -14,7 +14,7 @@ from conftest import make_log, write_atomic
 from recbole.data.dataloader import FullSortEvalDataLoader
 from recbole.data.utils import create_samplers
 from recbole.trainer import Trainer
-from session_logs import CUT, session_log
+from test_session_models import CUT, session_log
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.recbole_view import read_view
@@ -80,7 +80,7 @@ def split_targets(made: Any) -> dict[str, list[tuple]]:
         (session_log, CUT["eval_args"]),
     ],
 )
-def test_all_models_have_the_same_targets(
+def test_all_models_share_targets(
     experiment, tmp_path: Path, log_of: Callable, options: dict
 ) -> None:
     """Whatever the seed, other fields and another order of the users."""

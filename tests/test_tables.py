@@ -21,13 +21,8 @@ from recbole_pos.data.recbole_view import RecBoleView
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
-DEFAULTS = {
-    "load_col": None,
-    "USER_ID_FIELD": "user_id",
-    "ITEM_ID_FIELD": "item_id",
-    "TIME_FIELD": "timestamp",
-}
-DEFAULTS |= {"seq_separator": " ", "memory_limit": "1GB"}
+DEFAULTS = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "TIME_FIELD": "timestamp"}
+DEFAULTS |= {"load_col": None, "seq_separator": " ", "memory_limit": "1GB"}
 
 
 def load(path: Path, **options: Any) -> pd.DataFrame:
@@ -100,16 +95,6 @@ def test_tabs_in_quotation_marks_and_a_mark_of_byte_order(tmp_path: Path) -> Non
     table = load(tmp_path / "x.inter")
     assert table.timestamp.tolist() == [1.5e9 + i for i in range(60)]
     assert set(table.device) == {"u\t"} and table.user_id[8] == "u1"
-
-
-def test_an_empty_cell_too_many_at_the_end_of_a_line(tmp_path: Path) -> None:
-    """Which DuckDB drops without an error."""
-    lines = [*LINES[:9], FIRST.removesuffix("1 2.5"), FIRST.replace("1 2.5", '""'), *LINES[9:]]
-    (tmp_path / "x.inter").write_text("\n".join(lines))
-    assert len(load(tmp_path / "x.inter")) == len(lines) - 1
-    (tmp_path / "x.inter").write_text("\n".join([*lines, FIRST + "\t", FIRST]))
-    with pytest.raises(UsageError, match=f"line {len(lines) + 1}: cells of this line: 6, expected"):
-        load(tmp_path / "x.inter")
 
 
 def test_a_quotation_mark_that_is_not_closed_takes_no_rows(tmp_path: Path) -> None:

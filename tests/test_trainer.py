@@ -191,9 +191,7 @@ def test_a_metric_may_be_better_when_smaller(experiment) -> None:
     assert progress.stopped and made.trainer.is_finished and len(scores) < 60
 
 
-def test_a_loss_or_score_that_is_not_finite_is_an_error(
-    experiment, tiny, tmp_path, monkeypatch
-) -> None:
+def test_a_loss_or_score_must_be_finite(experiment, tiny, tmp_path, monkeypatch) -> None:
     """A loss says where and why, and so does a score."""
     with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
         run(tiny, tmp_path / "run", learning_rate=1e12, learner="sgd")

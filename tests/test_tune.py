@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from recbole_pos.study.study_folder import read_curve
 from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
 from recbole_pos.tuning.search_plan import plan_search, resume_search
-from recbole_pos.tuning.space import parse_space
 from recbole_pos.tuning.trials import BEST, TrialSearch, TrialTable
 
 FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
@@ -85,9 +83,7 @@ def test_the_folder_is_complete(found: Any) -> None:
     assert list((folder / "trials").glob("trial_*/events.out.tfevents.*"))  # for TensorBoard
 
 
-def test_an_extended_search_has_the_trials_of_one_that_was_as_long_from_the_start(
-    found: Any, tmp_path: Path
-) -> None:
+def test_an_extended_search_has_the_trials_of_a_longer_one(found: Any, tmp_path: Path) -> None:
     first, extended, by_workers = found
     assert extended.trials[:2] == first.trials
     plan = resume_search(extended.folder, SearchArguments(), {}, {})
@@ -98,9 +94,7 @@ def test_an_extended_search_has_the_trials_of_one_that_was_as_long_from_the_star
     assert sum(what == "epoch" for _, what, _ in by_workers) == 4 * 2  # none is trained again
 
 
-def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
-    found: Any, tmp_path: Path, monkeypatch
-) -> None:
+def test_best_yaml_runs_and_repeats_the_trial(found: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = found[1]
     assert main(["run", f"--config_files={made.folder / 'best.yaml'}", "--run_dir=again"]) == 0
@@ -111,9 +105,7 @@ def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
     assert dict(loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)) == made.test
 
 
-def test_test_data_are_read_once_and_never_by_a_trial(
-    cluster: Path, found: Any, tiny: Path
-) -> None:
+def test_test_data_are_read_once_and_by_no_trial(cluster: Path, found: Any, tiny: Path) -> None:
     """And workers read no files, and keep to their cores; nor does a resumed search read them."""
     first, made, by_workers = found
     counts = Counter(what for _, what, _ in by_workers)
@@ -174,7 +166,7 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(moved: Any) -> 
     assert not (folder / "out" / "test.json").exists() and not (folder / "out" / "best").exists()
 
 
-def test_a_lost_trial_is_trained_where_the_search_and_its_data_are_now(
+def test_a_lost_trial_is_trained_where_the_search_is_now(
     cluster: Path, moved: Any, refused
 ) -> None:
     folder, trials, _ = moved
@@ -313,20 +305,6 @@ def test_trials_without_a_score_are_not_bad_ones(restart: Any) -> None:
     assert table.trials == trials.table.trials and table.find_best() == table.trials[0]
     assert [t.state for t in table.trials] == ["finished", "lost", "failed", "unfinished"]
     assert [resumed.suggest(name) for name in "bcd"] == [asked[name] for name in "bcd"]
-
-
-def test_a_table_is_read_as_it_was(tmp_path: Path) -> None:
-    values = ["a,b", ["rope"], None, True, 1e-05]
-    space = parse_space({"cell": {"choice": values}, "real": {"loguniform": [1e-9, 1e-2]}}, {})
-    search = SimpleNamespace(space=space, metric="ndcg@10")
-    table = TrialTable(tmp_path, search)
-    for number, value in enumerate(values):
-        table.start(number, {"cell": value, "real": 1 / 3e3} if number else {"cell": value})
-    table.trials[0].score = 0.1 + 0.2
-    table.write()
-    row = pd.read_csv(table.file, dtype=str).iloc[0]
-    assert row["cell"] == "a,b" and row["epochs"] == "0" and pd.isna(row["real"])
-    assert TrialTable(tmp_path, search).trials == table.trials
 
 
 def test_a_stopped_winner_is_trained_to_its_end_and_tested(tiny: Path, tmp_path: Path) -> None:

@@ -179,8 +179,7 @@ def score(made: Experiment) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("model", "split"),
-    [("FPARec", {"LS": "valid_and_test"}), ("BPR", {"GT": [0.7, 0.85]})],
+    ("model", "split"), [("FPARec", {"LS": "valid_and_test"}), ("BPR", {"GT": [0.7, 0.85]})]
 )
 def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
     """And is otherwise the same: rows of training and validation, identity, catalogue."""

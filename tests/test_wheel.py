@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent.parent
 SMALL = ("-d", "ml-100k", "--epochs=1", "--hidden_size=16", "--n_layers=1")
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
