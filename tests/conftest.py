@@ -46,14 +46,8 @@ from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
 from recbole_pos.model.models import MODELS  # noqa: E402
 from recbole_pos.position.schemes import SCHEMES  # noqa: E402
 
-SMALL = {
-    "hidden_size": 16,
-    "inner_size": 16,
-    "MAX_ITEM_LIST_LENGTH": 12,
-    "epochs": 2,
-    "train_batch_size": 16,
-    "show_progress": False,
-}
+SMALL = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
+SMALL |= {"epochs": 2, "show_progress": False}
 
 
 # options under which a model of the plugin trains on its targets' cross-entropy alone
@@ -168,7 +162,7 @@ SLOW = """
     study_driver tune.py export.py tune_faults pages readme stops device.py
     pictures serve_http wheel recommend.py recbole_doors successive tune_space
     trainer ray_clusters update recbole_ compile
-    convert tables launch cache evaluate tune checkpoint_files options moved_runs
+    convert tables launch cache evaluate tune options moved_runs
     splits study_statistics study_report fuzz loading bench run_device
     parts item_index local_runs valid_users
 """.split()
@@ -205,9 +199,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Files that study or search on ``cluster``, in one process one after another: a Ray of each would
 # start two workers, which import torch and RecBole.
-STUDIES = tuple(
-    f"tests/test_{x}.py" for x in ("study_driver", "study_packed", "pages", "tune", "valid_users")
-)
+STUDIES = ("study_driver.", "study_packed.", "pages.", "tune.", "valid_users.")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -219,7 +211,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class LoadFiles(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "studies" if nodeid.startswith(STUDIES) else super()._split_scope(nodeid)
+            name = nodeid.removeprefix("tests/test_")
+            return "studies" if name.startswith(STUDIES) else super()._split_scope(nodeid)
 
     return LoadFiles(config, log)
 

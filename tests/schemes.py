@@ -122,10 +122,9 @@ def heads_of(ctx: SequenceBatch, heads: int) -> list[tuple[slice, reference.Head
     for number, rows in enumerate(rows_of(ctx.lengths.tolist())):
         times, items = ctx.times[rows].tolist(), ctx.items[rows].tolist()
         asked = times if ctx.at is None else [*times[1:], ctx.at[number].item()]
-        found += [
-            (rows, reference.Head(ctx.max_length, heads, head, times, asked, items))
-            for head in range(heads)
-        ]
+        for head in range(heads):
+            read = reference.Head(ctx.max_length, heads, head, times, asked, items)
+            found.append((rows, read))
     return found
 
 
@@ -140,10 +139,8 @@ class Stack(torch.nn.Module):
         options = {**defaults(*names), **options}
         schemes = build_schemes(names, dimensions, options, has_attention=True)
         self.needs_time, self.first = schemes.needs_time, schemes.input
-        options = block(norm=norm)
-        self.layers = TransformerEncoder(
-            build_layer(kind, options, schemes.attention()) for _ in range(2)
-        )
+        layers = (build_layer(kind, block(norm=norm), schemes.attention()) for _ in range(2))
+        self.layers = TransformerEncoder(layers)
         shake(self)
 
     def forward(self, x: Tensor, ctx: SequenceBatch, positions: Tensor | None = None) -> Tensor:

@@ -32,22 +32,10 @@ LOAD = {
     "item": ["item_id", "brand", "tags", "price", "weight"],
     "user": ["user_id", "country", "age"],
 }
-SIZES = {
-    "hidden_size": 8,
-    "inner_size": 8,
-    "n_layers": 3,
-    "n_heads": 2,
-    "relation_heads": 3,
-    "relation_size": 4,
-    "MAX_ITEM_LIST_LENGTH": 5,
-    "hidden_dropout_prob": 0.0,
-    "top_k": 4,
-    "show_progress": False,
-    "topk": [3],
-    "valid_metric": "NDCG@3",
-    "train_batch_size": 4,
-    "eval_batch_size": 6,
-}
+SIZES: dict[str, Any] = {"hidden_size": 8, "inner_size": 8, "n_layers": 3, "n_heads": 2}
+SIZES |= {"relation_heads": 3, "relation_size": 4, "top_k": 4, "MAX_ITEM_LIST_LENGTH": 5}
+SIZES |= {"train_batch_size": 4, "eval_batch_size": 6, "hidden_dropout_prob": 0.0}
+SIZES |= {"topk": [3], "valid_metric": "NDCG@3", "show_progress": False}
 
 
 def maybe(rng: np.random.Generator, value: Any) -> Any:
@@ -99,14 +87,8 @@ def write(folder: Path, made: dict[str, pd.DataFrame]) -> Path:
 
 def shop_options(folder: Path, **options: Any) -> dict[str, Any]:
     """Those of AttrFormer on the shop, small."""
-    return {
-        **SIZES,
-        "data_path": str(folder),
-        "load_col": LOAD,
-        "relations": RELATIONS,
-        "filter_inter_by_user_or_item": False,
-        **options,
-    }
+    data = {"data_path": str(folder), "load_col": LOAD, "filter_inter_by_user_or_item": False}
+    return {**SIZES, **data, "relations": RELATIONS, **options}
 
 
 def open_shop(folder: Path, **options: Any) -> Experiment:

@@ -144,9 +144,8 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
         futures.append([int(log.items[e]) for e in same])
     assert {len(future) for future in futures} == {1, 2, 3}
     hidden = encode(model, all_windows(made))
-    want = reference.posterior(
-        hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
-    )
+    vectors = model.item_embedding.weight
+    want = reference.posterior(hidden, vectors, futures, [1.0, 0.25, 0.25], counts, 0.5)
     torch.testing.assert_close(model.window_loss(batch), want)
 
 

@@ -26,22 +26,6 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.long
-def test_every_section_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu
-
-    monkeypatch.setattr(gpu, "PRODUCT", 256)
-    monkeypatch.setattr(gpu, "PRECISIONS", ("bf16",))
-    monkeypatch.setattr(gpu.torch.cuda, "reset_peak_memory_stats", lambda: None)
-    size = gpu.Size(40, 900, 15, whole=1, length=20, d=16, layers=1, batch=8)
-    options = {"hidden_size": 8, "n_layers": 1, "MAX_ITEM_LIST_LENGTH": 10, "epochs": 1}
-    tables = [gpu.epochs((size,), "precision", ["bf16"]), gpu.million(500, 64, 8)]
-    for rows in map(list, [*tables, gpu.precisions(1, options)]):
-        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}
-    page = (gpu.RESULTS / "gpu.md").read_text("utf-8")
-    assert all(f"<!-- begin {name} -->" in page for name in gpu.SECTIONS)
-
-
 def test_training_of_a_toolkit_ends_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
     """By NDCG@10 of its lists; the clock stands while they are made."""
     from peer_workers.lists import StopEarly, Task

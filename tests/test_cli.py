@@ -15,7 +15,6 @@ from recbole_pos.cli.listing import get_first_paragraph, read_summary
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import split_options
 from recbole_pos.layers.hooks import AttentionPosition, InputPosition, replaces_attention
-from recbole_pos.model.models import MODELS, RECBOLE
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import read_properties, read_yaml
 
@@ -121,24 +120,6 @@ def test_compare_fails_if_a_run_failed(monkeypatch, capsys) -> None:
 
 
 # --- models and schemes ---
-
-LISTED = {name: get_first_paragraph(model.__doc__) for name, model in MODELS.items()}
-LISTED |= {name: facts["text"] for name, facts in RECBOLE.items()}
-
-
-@pytest.mark.parametrize("width", [40, 200])
-def test_everything_is_there_and_whole(monkeypatch, capsys, width: int) -> None:
-    """No line is wider than there is room, and nothing of a text is lost where it wraps."""
-    schemes = {name: get_first_paragraph(scheme.__doc__) for name, scheme in SCHEMES.items()}
-    monkeypatch.setenv("COLUMNS", str(width))
-    for command, texts in (("models", LISTED), ("schemes", schemes)):
-        assert main([command]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= width
-        cells = [line.rstrip("│ ").rpartition("│ ")[2] for line in lines]
-        printed = "".join("".join(cell.split()) for cell in cells)
-        for name, text in texts.items():
-            assert "".join(text.split()) in printed, name
 
 
 @pytest.mark.parametrize("name", SCHEMES)

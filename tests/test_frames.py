@@ -106,12 +106,6 @@ def test_frames_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert pd.read_csv("dataset/shop/shop.item", sep="\t")["price:float"].tolist() == [1234.5, 3]
 
 
-def test_a_type_that_is_no_field_is_refused_by_name(tmp_path: Path) -> None:
-    frame = make_log().assign(record=[{"key": "a"}] * len(make_log()))
-    with pytest.raises(UsageError, match="^column 'record' holds struct.*, which is no field"):
-        rp.convert(frame, name="x", data_path=tmp_path, verbose=False, user="record")
-
-
 def test_what_is_no_frame_of_interactions() -> None:
     frame = make_log()
     for given, word in (

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -46,9 +45,8 @@ WINDOWS = {**OPTIONS, "hidden_dropout_prob": 0.0, "train_windows": "sliding"}
 
 
 def start(*command: Any, **more: Any) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)], stderr=subprocess.PIPE, text=True, **more
-    )
+    words = [sys.executable, *map(str, command)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **more)
 
 
 def kill_one(process: subprocess.Popen, folder: Path) -> None:
@@ -180,14 +178,6 @@ def test_every_target_is_ranked_once(experiment, monkeypatch, options) -> None:
     assert sorted(rows) == [row for batch in alone for row in batch[0]["target_event"].tolist()]
 
 
-def test_a_small_batch_has_no_borrowed_weight() -> None:
-    shard = Shard(2, 3)
-    assert shard.take(np.array([5, 9])).tolist() == [5] and shard.weight == 0
-    assert shard.take(np.arange(7)).tolist() == [2, 5] and shard.weight == 2 / 7
-    shard.count_targets(np.arange(7))  # of the rows 2 and 5: 2 and 5 targets
-    assert shard.weight == 7 / 21
-
-
 def test_what_processes_cannot_share_is_refused(experiment, monkeypatch) -> None:
     """Models whose sequences or targets meet, or that have no gradients."""
     for module in ("distributed", "data.loaders"):
@@ -265,9 +255,8 @@ def require_the_losses_of_one_process(rank: int) -> None:
         def compute(loss: Any, index: Tensor, e=encoder, i=items, x=x, t=targets) -> Tensor:
             return loss(e(x[index]), i.weight, t[index])
 
-        shared = SharedLoss(
-            model, functools.partial(compute, functools.partial(compute_global_loss, alone, shard))
-        )
+        in_parts = functools.partial(compute_global_loss, alone, shard)
+        shared = SharedLoss(model, functools.partial(compute, in_parts))
         torch.manual_seed(50 + rank)
         value = shared(shard.take(torch.arange(rows))) * shard.weight
         value.backward()

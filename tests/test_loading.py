@@ -176,13 +176,8 @@ intervals = st.sampled_from(["[0,inf)", "[2,inf)", "(1,4]", "[1,1];[3,5)", None]
 def test_filters_by_counts_are_recboles(
     log: list, users: Any, items: Any, of_users: Any, of_items: Any, is_known: bool
 ) -> None:
-    config = {
-        **OPTIONS,
-        "user_inter_num_interval": of_users,
-        "item_inter_num_interval": of_items,
-        "filter_inter_by_user_or_item": is_known,
-        "session_filter": None,
-    }
+    config = {**OPTIONS, "filter_inter_by_user_or_item": is_known, "session_filter": None}
+    config |= {"user_inter_num_interval": of_users, "item_inter_num_interval": of_items}
     tables = [make_inter(log)]
     for name, numbers in (("user", users), ("item", items)):
         names = None if numbers is None else {name: [f"{name[0]}{n}" for n in numbers]}

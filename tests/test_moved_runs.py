@@ -81,11 +81,8 @@ def test_histories_need_no_data(here, moved) -> None:
 
 @pytest.mark.filterwarnings("ignore::recbole_pos.errors.RunWarning")
 def test_models_that_read_more_say_why(tmp_path) -> None:
-    for model, options, needs_data in (
-        ("SASRec", {}, False),
-        ("AttrFormer", {"relations": ["time"]}, True),
-        ("SessionKNN", {}, True),
-    ):
+    models = ("SASRec", {}, False), ("AttrFormer", {"relations": ["time"]}, True)
+    for model, options, needs_data in (*models, ("SessionKNN", {}, True)):
         folder = tmp_path / model
         run, data = train_elsewhere(folder, model, **options), folder / "now"
         history = {"items": ["i1", "i2"], "times": [1.5e9, 1.6e9]}

@@ -65,9 +65,7 @@ def test_patterns(script, trained, tmp_path: Path, monkeypatch) -> None:
 def test_kernel_factors_are_the_matrices_of_equation_9(script, trained, experiment) -> None:
     kernels_script = script("kernel_attention/kernels")
     model = experiment("KernelAttention", kernel_u="full").model
-    kernels = [
-        layer.multi_head_attention.position.schemes["kernel"] for layer in model.trm_encoder.layer
-    ]
+    kernels = [layer.position.schemes["kernel"] for layer in find_attention_layers(model)]
     with torch.no_grad():
         for parameter in (*kernels[0].parameters(), *kernels[1].U.parameters()):
             parameter += torch.randn_like(parameter)

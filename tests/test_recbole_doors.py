@@ -23,10 +23,9 @@ from recbole_pos.plug import keep_plain_values
 
 # RecBole's default load_col leaves the time field out for its own models
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
-ROOT = Path(recbole_pos.__file__).parent.parent
-LAST = {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full"}
-OTHERS = {"epochs": 1, "show_progress": False, "load_col": COLUMNS, "eval_args": LAST}
-SASREC = {**OTHERS, "hidden_size": 8, "inner_size": 8, "train_neg_sample_args": None}
+SASREC = {"epochs": 3, "load_col": COLUMNS, "hidden_size": 8, "inner_size": 8}
+SASREC |= {"eval_args": {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full"}}
+SASREC |= {"train_neg_sample_args": None, "show_progress": False}
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +87,7 @@ def test_other_data_are_refused(tiny, tmp_path) -> None:
 
 def test_recboles_own_model_is_tested_loaded_and_resumed(tiny) -> None:
     """In the process that wrote the file; another file wants trust."""
-    result, file = train("SASRec", tiny, **{**SASREC, "epochs": 3})
+    result, file = train("SASRec", tiny, **SASREC)
     for path, trust in ((file, {}), (shutil.copy(file, "copy.pth"), {"trust": True})):
         config, model, *_, test = load_data_and_model(str(path), **trust)
         assert type(config) is Config and config["model"] == "SASRec"

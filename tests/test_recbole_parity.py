@@ -23,13 +23,8 @@ from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.models import CAUSAL_BUILTINS
 from recbole_pos.model.training import compute_every_state, make_adapter
 
-AS_RECBOLE = {
-    "norm": "post",
-    "position_from": "oldest",
-    "hidden_dropout_prob": 0.0,
-    "attn_dropout_prob": 0.0,
-    "inner_size": 24,
-}
+AS_RECBOLE = {"norm": "post", "position_from": "oldest", "inner_size": 24}
+AS_RECBOLE |= {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
 FULL = [[*range(1, 13)], [2, 9] * 6]  # as long as a history can be
 UNEVEN = [[1, 2, 1, 2, 1, 3]]  # a transition that comes twice beside one that comes once
 ALL = [*SESSIONS, *FULL, *UNEVEN]

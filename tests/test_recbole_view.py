@@ -16,7 +16,7 @@ from recbole.data import create_dataset
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.recbole_view import make_views, read_view
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.model.models import RECBOLE_GENERAL
 
@@ -110,16 +110,3 @@ def test_a_view_is_pickled_and_names_what_it_lacks(folder: Path) -> None:
     for dataset in (view, copied):
         with pytest.raises(AttributeError, match="'Dataset' object has no attribute 'file_size"):
             _ = dataset.file_size_list
-
-
-def test_what_recbole_asks_of_a_dataset(folder: Path) -> None:
-    """Numbers of ids and values, words for tables, and its own summary."""
-    view = read_view(PosConfig("SASRecF", "tiny", None, options_of("SASRecF", folder)))
-    train, _, test = view.build()
-    assert (view.phase, train.phase, test.phase) == (None, "train", "test")
-    assert view.num("item_id") == len(view.get_item_feature()) == view.item_num
-    assert (view.num("class"), view.num("price"), view.field2seqlen["class"]) == (5, 2, 2)
-    assert view.item_feat["price"].shape == (view.item_num, 2)
-    assert {source.value for source in view.field2source.values()} >= {"user_id", "item_id", "item"}
-    assert train.inter_matrix("csr").sum() < view.inter_matrix("csr").sum() == len(view.data.log)
-    assert "The number of users" in str(view)

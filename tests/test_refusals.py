@@ -33,8 +33,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("AttrFormer", {"augmentation": "prefix"}, "^chunking"),
     ("PosSASRec", {"window_stride": 3}, "train_windows: sliding"),
     ("PosSASRec", {"TIME_FIELD": "when"}, "when"),
-    ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id: .*benchmark_filename"),
-    ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
     ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
     ("PosSASRec", {"val_interval": {"item_id": "[3,inf)"}}, "val_interval: field 'item_id'"),
     ("PosSASRec", {"item_inter_num_interval": "[24,inf)"}, "topk: 20"),
@@ -49,7 +47,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosRec", {"compile": True}, "^compile: PosRec"),
     ("SASRec", {"compile": True}, "^compile: SASRec"),
     ("FPARec", {"compile": True, "augmentation": "prefix"}, "^compile: FPARec"),
-    ("FPARec", {"compile": True, "target_window": 2}, "^compile: FPARec"),
 ]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 
-import pytest
 from conftest import SMALL, wait
 from rich.table import Table
 
@@ -36,17 +34,6 @@ def test_lines_are_printed_whole_and_as_they_are(capsys) -> None:
     Reporter().line("out of memory [pair.cc:553] at [/lib/a]")  # brackets are no markup
     printed = capsys.readouterr().out
     assert "number 11" in printed and "[pair.cc:553] at [/lib/a]" in printed
-
-
-def test_on_a_terminal_a_line_that_vanishes() -> None:
-    reporter = Reporter()
-    reporter.console = type(reporter.console)(file=io.StringIO(), force_terminal=True, width=100)
-    drawn = reporter.console.file
-    with pytest.raises(ZeroDivisionError), reporter.task("epoch 1/2", 7) as task:
-        task.advance(50)
-        wait(lambda: "1 of 7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
-        raise ZeroDivisionError
-    assert drawn.getvalue().rstrip().endswith("\x1b[2K")  # its line is cleared
 
 
 def test_quiet_prints_nothing(tiny, tmp_path, capsys) -> None:

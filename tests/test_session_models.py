@@ -119,9 +119,8 @@ def test_states_and_gradients_equal_the_equations(experiment, double, model: str
     want = torch.stack([equations(net, session, anchors) for session in SESSIONS])
     torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
     weight, params = torch.randn_like(want), list(net.parameters())
-    grads = (
-        torch.autograd.grad((x * weight).sum(), params, allow_unused=True) for x in (found, want)
-    )
+    sums = ((states * weight).sum() for states in (found, want))
+    grads = (torch.autograd.grad(total, params, allow_unused=True) for total in sums)
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
     for row, session in enumerate(SESSIONS):
@@ -253,7 +252,6 @@ def test_fpmc_without_users(experiment, sessions: str) -> None:
     users.model.load_state_dict(made.model.state_dict(), strict=False)
     users.model.UI_emb.weight.data.zero_()  # RecBole's with nothing known of users
     rows = next(iter(made.loaders["test"]))[0]
-    torch.testing.assert_close(
-        made.model.full_sort_predict(rows), users.model.full_sort_predict(rows)
-    )
-    torch.testing.assert_close(made.model.predict(rows), users.model.predict(rows))
+    models = (made.model, users.model)
+    torch.testing.assert_close(*(model.full_sort_predict(rows) for model in models))
+    torch.testing.assert_close(*(model.predict(rows) for model in models))

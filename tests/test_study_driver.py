@@ -88,9 +88,8 @@ def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:
         assert set(runs.loc[row, "status"]) == {"failed" if "Wild" in row else "done"}
     assert "loss is" in runs.loc[("Wild", 2020), "reason"]
 
-    first, again, attached = (
-        run_dir / runs.loc[(row, 2021), "path"] for row in ("RoPE", masked, "RoPE + kernel")
-    )
+    paths = runs["path"].xs(2021, level="seed")
+    first, again, attached = (run_dir / paths[row] for row in ("RoPE", masked, "RoPE + kernel"))
     config = read_yaml(attached / "config.yaml")
     assert config["train_only"] == ["kernel"] and config["position"] == ["rope", "kernel"]
     assert config["init_from"].endswith(first.name) and config["seed"] == 2021

@@ -140,9 +140,8 @@ def test_where_nothing_differs_nothing_is_known():
 
 def test_sign_flips_are_exact_for_few_units(rng):
     values = rng.normal(0.4, 1, 9)
-    exact = stats.permutation_test(
-        (values,), np.sum, permutation_type="samples", n_resamples=np.inf
-    )
+    every_flip = {"permutation_type": "samples", "n_resamples": np.inf}
+    exact = stats.permutation_test((values,), np.sum, **every_flip)
     assert flip_signs(values[:, None])[0] == pytest.approx(exact.pvalue)
     # units that do not differ change nothing; all to one side is 2 of 2^n
     assert flip_signs(np.r_[values, 0, 0, 0, 0, 0, 0][:, None])[0] == pytest.approx(exact.pvalue)
@@ -184,9 +183,8 @@ def test_rows_of_the_same_models_count_once_in_the_pool(rng):
     both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]))
     alone = compute_differences(table, "ndcg@10", "A", "B")
     loose = compute_differences(both, "ndcg@10", "A", "B")
-    bound = compute_differences(
-        both, "ndcg@10", "A", "B", are_coupled=lambda a, b: {a, b} == {*"CD"}
-    )
+    are_twins = lambda a, b: {a, b} == {*"CD"}  # noqa: E731
+    bound = compute_differences(both, "ndcg@10", "A", "B", are_coupled=are_twins)
     assert alone["df"][0] == bound["df"][0] < loose["df"][0]
 
 

@@ -57,10 +57,9 @@ def targets_of(made: Any) -> dict[str, list[tuple]]:
     found = {}
     for phase in ("valid", "test"):
         batches = [interaction for interaction, *_ in made.loaders[phase]]
-        columns = ("user_id", "item_id", "timestamp")
-        found[phase] = name_targets(
-            made, *(np.concatenate([b[c] for b in batches]) for c in columns)
-        )
+        fields = ("user_id", "item_id", "timestamp")
+        columns = [np.concatenate([batch[field] for batch in batches]) for field in fields]
+        found[phase] = name_targets(made, *columns)
     return found
 
 

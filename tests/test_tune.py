@@ -35,9 +35,8 @@ from recbole_pos.tuning.search_plan import plan_search, resume_search
 from recbole_pos.tuning.trials import BEST, TrialSearch, TrialTable
 
 FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
-SPACE = (
-    "learning_rate: {loguniform: [1e-3, 1e-1]}\nhidden_dropout_prob: {quniform: [0, 0.4, 0.2]}\n"
-)
+RATE = "learning_rate: {loguniform: [1e-3, 1e-1]}\n"
+SPACE = RATE + "hidden_dropout_prob: {quniform: [0, 0.4, 0.2]}\n"
 
 
 def tune(
@@ -255,7 +254,7 @@ def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None
 def restart(tiny: Path, tmp_path: Path) -> Callable[[str], TrialSearch]:
     """``restart(folder)``: the searcher of a search with a condition, as each call makes it."""
     (file := tmp_path / "space.yaml").write_text(
-        "learning_rate: {loguniform: [1e-3, 1e-1]}\nn_layers: {randint: [1, 2]}\n"
+        RATE + "n_layers: {randint: [1, 2]}\n"
         "hidden_dropout_prob: {quniform: [0, 0.4, 0.1], when: {n_layers: 2}}\n"
     )
     options = {"data_path": str(tiny)}
@@ -295,9 +294,8 @@ def test_trials_without_a_score_are_not_bad_ones(restart: Any) -> None:
     trials.on_trial_result("b", done)
     trials.on_trial_complete("a", done)
     trials.on_trial_complete("b", error=True)
-    trials.on_trial_complete(
-        "c", {BEST: math.nan, "epoch": 0, "state": "failed", "reason": "it diverged"}
-    )
+    failed = {BEST: math.nan, "epoch": 0, "state": "failed", "reason": "it diverged"}
+    trials.on_trial_complete("c", failed)
     states = [trial.state.name for trial in trials._ot_study.trials]
     assert states == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
     resumed = restart("search")

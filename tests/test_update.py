@@ -213,15 +213,12 @@ def words(epochs: int) -> list[str]:
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
 
 
-def test_an_update_is_resumed_like_any_run(here, capsys) -> None:
+def test_an_update_is_resumed_like_any_run(here, refused) -> None:
     assert main(words(2)) == 0
     shutil.copytree("new", "whole")
     for name in ("result.json", "test_ranks.parquet"):
         (here / "new" / name).unlink()
-    assert main(words(2)) == 2
-    assert "new holds a run already; continue it with `recbole-pos run --resume new`" in (
-        capsys.readouterr().err
-    )
+    refused(words(2), "new holds a run already; continue it with `recbole-pos run --resume new`")
     assert main(["run", "--resume", "new", "--data_path=.", "--quiet"]) == 0
     assert_same(here / "whole", here / "new")
 

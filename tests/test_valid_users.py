@@ -48,9 +48,8 @@ def test_a_sample_depends_on_names_only() -> None:
 
 def test_it_is_said_in_the_run_and_in_tables(tiny: Path, tmp_path: Path, cluster, capsys) -> None:
     options = {"data_path": str(tiny), "valid_users": 20, "epochs": 1}
-    compared = recbole_pos.compare(
-        ["PosSASRec", "Pop"], "tiny", None, options, run_dir=tmp_path / "study"
-    )
+    models = ["PosSASRec", "Pop"]
+    compared = recbole_pos.compare(models, "tiny", None, options, run_dir=tmp_path / "study")
     printed = capsys.readouterr().out
     assert "Validation is on a sample of 20 users, the same for all." in printed
     run = compared.folder / compared.runs["path"].iloc[0]
