@@ -1,7 +1,5 @@
 """Shared fixtures: a small generated dataset, and models built from the real yaml files."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.metadata

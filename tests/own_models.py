@@ -1,7 +1,5 @@
 """Models and schemes as a person writes them, and their options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

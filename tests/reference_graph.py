@@ -1,7 +1,5 @@
 """Session graphs, anchors and PosRec's layers with dictionaries and loops, session by session."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 

@@ -1,7 +1,5 @@
 """Small position schemes, batches, layers and stacks, shared by the tests of schemes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import reference

@@ -1,7 +1,5 @@
 """A generated shop with attributes of every kind, many of them missing, and their relations."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

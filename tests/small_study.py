@@ -1,7 +1,5 @@
 """A study of a few seconds, which its test files train, and one whose runs look as if trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

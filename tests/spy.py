@@ -1,7 +1,5 @@
 """What the processes of a search read, and with how many threads they train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

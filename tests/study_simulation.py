@@ -6,8 +6,6 @@ ranks reach the top ten, so values are mostly zero, as they are of trained model
 a row follows from the normal distribution, without drawing.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

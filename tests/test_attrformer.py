@@ -1,7 +1,5 @@
 """AttrFormer: its layers and loss against loops, what is left without relations, its rules."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No leakage: who may read whom, by gradient and by changing what must not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Benchmarks in tiny sizes: what is too long to run for its numbers must at least run."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prepared data that are kept: the same as made again, never believed wrongly, nothing is left."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

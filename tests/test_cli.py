@@ -1,7 +1,5 @@
 """The command line as a person meets it: exit codes, one readable message, no traceback."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

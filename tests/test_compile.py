@@ -1,7 +1,5 @@
 """``compile: True``: a training step is one graph, for all sizes of batches, and the same loss."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

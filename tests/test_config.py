@@ -1,7 +1,5 @@
 """Configuration: where options come from, which source wins, and that every one is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

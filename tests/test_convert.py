@@ -1,7 +1,5 @@
 """recbole-pos convert: every format gives the same files, every row is kept or counted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """recbole-pos convert: what a file is, and what the cells of a column are."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

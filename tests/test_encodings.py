@@ -1,7 +1,5 @@
 """Encodings at the input against their equations, and the PosRec paper's theorems about them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Metrics of a run: by its best weights, of one's own, or over the catalogue in parts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

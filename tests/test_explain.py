@@ -1,7 +1,5 @@
 """Why an item is recommended: every change against two requests, in files, HTTP and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

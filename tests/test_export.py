@@ -1,7 +1,5 @@
 """Export: programs against the models, in sizes they were not made with; files and README."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

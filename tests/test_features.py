@@ -1,7 +1,5 @@
 """Fields of items, users and interactions beside the vectors of items, against loops over cells."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files are whole or not there, a folder has one writer, a full disk is an error."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """From a frame to a trained model: the same bits as from a file, and objects that stand alone."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -1,7 +1,5 @@
 """Damaged atomic files: an error that says so, or every event as a plain loop reads it."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import math

@@ -1,7 +1,5 @@
 """The plan of the package, read from its imports: those within functions too."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The approximate index of items: its recall, what stays out of lists, and when it is built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

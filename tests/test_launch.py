@@ -1,7 +1,5 @@
 """Several processes are one run: torch starts them, and the lost are replaced."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

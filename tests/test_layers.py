@@ -1,7 +1,5 @@
 """Blocks and layers: HSTU's and LiGR's against their equations, dropout, memory, products."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

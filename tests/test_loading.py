@@ -1,7 +1,5 @@
 """Finding, loading and filtering the tables of a dataset: what is wrong is answered with advice."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path
@@ -138,10 +136,6 @@ class RecBoleTables(Dataset):
         self.config = config
         self.inter_feat, self.user_feat, self.item_feat = tables
 
-    @property
-    def tables(self) -> Tables:
-        return Tables(self.inter_feat, self.user_feat, self.item_feat)
-
 
 OPTIONS = {"USER_ID_FIELD": "user", "ITEM_ID_FIELD": "item", "TIME_FIELD": "time"}
 OPTIONS |= {"data_path": "dataset", "dataset": "tiny", "benchmark_filename": None}
@@ -187,7 +181,7 @@ def test_filters_by_counts_are_recboles(
     peer = RecBoleTables(config, *(None if table is None else table.copy() for table in tables))
     peer._filter_inter_by_user_or_item()
     peer._filter_by_inter_num()
-    assert lines(ours) == lines(peer.tables)
+    assert lines(ours) == lines(Tables(peer.inter_feat, peer.user_feat, peer.item_feat))
 
 
 @settings(deadline=None, max_examples=50)

@@ -1,7 +1,5 @@
 """Runs in processes of this machine: killed ones resume, none outlives its command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

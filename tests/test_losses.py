@@ -1,7 +1,5 @@
 """Losses: full and scalable cross-entropy and posterior targets against loops; memory; options."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

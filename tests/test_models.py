@@ -1,7 +1,5 @@
 """Whole models: FPARec against equations 5 to 10, times of the data, learning and resuming."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run folder works wherever it and its data are; on other data it is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

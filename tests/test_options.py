@@ -1,7 +1,5 @@
 """The table of options: every number is bounded, and a wrong value is an error that names it."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -99,7 +97,6 @@ def test_types(type_name: str, allowed: list[Any], refused: list[Any]) -> None:
     [
         # kinds of values
         ("FPARec", {"epochs": 1.5}, "expected int"),
-        ("FPARec", {"adam_betas": [0.9]}, "2 of them"),
         # bounds and choices
         ("FPARec", {"learning_rate": 0.0}, "above 0"),
         ("BPR", {"eval_args": {"cold_items": True}}, "keep, drop"),
@@ -108,10 +105,8 @@ def test_types(type_name: str, allowed: list[Any], refused: list[Any]) -> None:
         ("FPARec", {"lr": 0.1}, "; here it is learning_rate"),
         ("LightGCN", {}, "Another of RecBole's"),
         ("PosSASRec", {"lambda_2": 1.0}, "PosRec"),
-        ("PosSASRec", {"position": ["lerned"]}, "did you mean learned"),
         # metrics
         ("FPARec", {"metrics": ["NDGC"]}, "did you mean ndcg"),
-        ("FPARec", {"metrics": ["AUC"]}, "metrics: unknown 'AUC'"),
         # several together
         ("BPR", {"train_neg_sample_args": None}, "needs them"),
         ("SASRec", {"train_neg_sample_args": {"sample_num": 2}}, "should be None"),

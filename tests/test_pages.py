@@ -1,7 +1,5 @@
 """The studies of this repository, and the pages of results: tables follow from the kept runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Recommendations in parts: the same from any processes, after a kill, and never mixed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pictures of models, by ``inspect`` and by the scripts of ``studies/``, against plain loops."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

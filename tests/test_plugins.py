@@ -1,7 +1,5 @@
 """Models and schemes of this process, of modules, of packages; and whose code runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

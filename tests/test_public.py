@@ -1,7 +1,5 @@
 """Public datasets: raw files as their sources write them, and what is built of them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Clusters to join, and the GPUs of their runs. One's own cluster: test_study_driver.py."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """README.md, docs/ and examples/ as they stand: programs run; links and defaults are true."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import logging

@@ -1,7 +1,5 @@
 """RecBole's own functions with the plugin's models, and with the checkpoints that they write."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil

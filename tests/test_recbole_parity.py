@@ -1,7 +1,5 @@
 """RecBole against ours: RecBole's models, losses and evaluator, same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

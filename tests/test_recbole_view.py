@@ -1,7 +1,5 @@
 """RecBole's models over the view of a dataset: they learn and rank as over RecBole's own class."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

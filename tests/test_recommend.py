@@ -1,7 +1,5 @@
 """Recommendations: scores by hand, any history, files, what may be recommended, nonsense."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

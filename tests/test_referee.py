@@ -1,7 +1,5 @@
 """Splits that leave the package, predictions that come back, and audits: against plain loops."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Options that do not go together, or not with a model or its data: an error names one of them."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

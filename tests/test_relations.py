@@ -1,7 +1,5 @@
 """Explicit relations: equations 1 and 10 in loops, top-K by brute force, tables, declarations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is reported while something runs: bars, lines a minute, json."""
 
-from __future__ import annotations
-
 import logging
 import re
 

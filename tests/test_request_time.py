@@ -1,7 +1,5 @@
 """request_time: target. A state reads the time of its request, and nothing else of it."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

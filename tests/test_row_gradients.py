@@ -1,7 +1,5 @@
 """The gradient of a large item table, kept from step to step: the same bits as a dense one."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

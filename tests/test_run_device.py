@@ -1,7 +1,5 @@
 """On what a run computes: the device, its precision, its memory; or an error."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

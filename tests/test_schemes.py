@@ -1,7 +1,5 @@
 """Position schemes: each against its equation in plain loops, and what all of them must keep."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -347,7 +345,6 @@ def test_extremes_stay_finite() -> None:
         ("rope", {"heads": 8}, "rope"),
         ("to_rope", {**GATED, "gate_value": 0.0}, "gate_value"),
         ("to_rope", {"fusion": "effective"}, "fusion"),
-        ("to_rope", {"fusion": "split_head", "heads": 1}, "time_ratio"),
         ("time_rope", {"time_min_period": 5.0, "time_max_period": 5.0}, "time_max_period"),
         ("calendar_rope", {"calendar_parts": ["hour", "day", "week"]}, "calendar_parts"),
         ("fuxi_linear", {"channel_share": 0.5}, "channel_share"),

@@ -1,7 +1,5 @@
 """The HTTP service: a server process, asked over real connections."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

@@ -1,7 +1,5 @@
 """Models of sessions: PosRec, FGNN and baselines; graphs, states and scores against loops."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Splits, their targets, cold items and ties, against lists and loops."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from datetime import date
@@ -282,15 +280,6 @@ def test_fractions_are_exact() -> None:
     log, _ = sort_interactions(columns, 101, "u", "i", "t")
     part = split_sessions(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
     assert part.tolist() == [0] * 29 + [1] * 28 + [2] * 43
-
-
-def test_the_last_users_may_have_no_interactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the log ends with a chunk, and before it, no chunk is empty."""
-    monkeypatch.setattr("recbole_pos.data.interactions.CHUNK_INTERACTIONS", 4)
-    item = torch.tensor([1, 2, 1, 1])
-    columns = {"u": torch.tensor([1, 1, 2, 2]), "i": item, "t": item.double()}
-    log, _ = sort_interactions(columns, 4, "u", "i", "t")
-    assert [len(chunk) for _, chunk in log.iterate_chunks()] == [4]
 
 
 FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in range(3)]

@@ -1,7 +1,5 @@
 """A run that is stopped: killed, interrupted, terminated, without room; and two at once."""
 
-from __future__ import annotations
-
 import io
 import math
 import multiprocessing

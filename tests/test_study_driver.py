@@ -1,7 +1,5 @@
 """Studies that are trained: every fit once, kept, continued, tested alike, shown."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -3,8 +3,6 @@
 One small study is trained for all of them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +18,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.study.study_folder import PackedStudy
 
-Files = dict[str, bytes]
+
 GRID = {"learning_rate": [1e-3, 1e-2]}
 ROWS = {"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop", "search": False}}
 # Several targets of a user, which ranks have to find.
@@ -40,10 +38,6 @@ def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def compare(what: Any, **given: Any) -> Any:
     return recbole_pos.compare(what, **{"verbose": False, **given})
-
-
-def content(folder: Path) -> Files:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_same_tables_without_training(made: dict, tmp_path: Path) -> None:
@@ -80,7 +74,7 @@ def test_nothing_of_the_log_or_the_machine_is_in_it(made: dict, tmp_path: Path) 
     more = {"reason": "/home/me is full", "split": {"boundaries": [1715729063.4]}}
     file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
     compare(folder, report=True, pack=tmp_path / "kept")
-    kept = b"".join(content(tmp_path / "kept").values())
+    kept = b"".join(file.read_bytes() for file in (tmp_path / "kept").glob("*.*"))
     for word in (str(made["here"].parent), "/home/me", "1715729063"):
         assert word.encode() not in kept
     epochs = pd.read_parquet(tmp_path / "kept" / "epochs.parquet")

@@ -1,7 +1,5 @@
 """Studies as files: what is run, in which order, messages with their line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

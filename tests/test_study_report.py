@@ -1,7 +1,5 @@
 """Tables and the report of a generated study: their content, on terminals of any width."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

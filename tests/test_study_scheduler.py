@@ -1,7 +1,5 @@
 """Which fits of a study are trained, resumed and chosen: no run stands for what it is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

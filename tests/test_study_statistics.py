@@ -1,7 +1,5 @@
 """Metrics from ranks, differences and their noise, tests."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

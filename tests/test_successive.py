@@ -1,7 +1,5 @@
 """Splits in time, by interaction and by session, through datasets, loaders, models and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

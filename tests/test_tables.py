@@ -1,7 +1,5 @@
 """Tables of a dataset: cells of text and parquet, and what is no table."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

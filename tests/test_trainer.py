@@ -1,7 +1,5 @@
 """Training: determinism, exact resume, validation, early stopping, the optimiser, checkpoints."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

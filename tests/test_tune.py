@@ -1,7 +1,5 @@
 """Searches with real Ray processes: what is written, read, stopped, and what resumes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Searches that lose a machine, or the driver. Real raylets, ``kill -9``."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

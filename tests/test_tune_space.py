@@ -1,7 +1,5 @@
 """Spaces of a search, and what its trials are given of the data. No Ray here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A trained model goes on: with data that have grown, as an updated run, with more schemes."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from pathlib import Path

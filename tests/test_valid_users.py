@@ -1,7 +1,5 @@
 """Validation on a sample of users: the same for all, and said; the test stays on all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Warnings before training: times that do not tell the time, classes that look ahead."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The built wheel works from any empty directory: it has every module and every yaml file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

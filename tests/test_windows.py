@@ -1,7 +1,5 @@
 """Training windows, their batches and the loaders of these, against brute force."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import Counter
