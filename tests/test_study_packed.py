@@ -18,7 +18,6 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.study.study_folder import PackedStudy
 
-
 GRID = {"learning_rate": [1e-3, 1e-2]}
 ROWS = {"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop", "search": False}}
 # Several targets of a user, which ranks have to find.
