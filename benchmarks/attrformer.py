@@ -5,8 +5,6 @@ own. Each figure is the best epoch of its side. The data are Amazon Beauty, in t
 ARGS="--data_path FOLDER". Writes ``results/speed_attrformer.md``.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 Most functions return a frame of interactions, with user, item and time (``COLUMNS``).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

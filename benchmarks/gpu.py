@@ -4,8 +4,6 @@ Every section is a process of its own, so that memory is its own and one that fa
 others. Data are generated, but for ml-100k.
 """
 
-from __future__ import annotations
-
 import platform
 import tempfile
 from collections.abc import Callable, Iterator
@@ -71,19 +69,10 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
         (items that are predicted) a second; TFLOP/s; share of the fastest product of matrices; peak
         GB.
     """
-    experiment = build(
-        "PosSASRec",
-        GENERATED,
-        data_path=folder,
-        MAX_ITEM_LIST_LENGTH=size.length,
-        hidden_size=size.d,
-        inner_size=4 * size.d,
-        n_layers=size.layers,
-        n_heads=max(size.d // 64, 1),
-        attn_dropout_prob=0.0,
-        train_batch_size=size.batch,
-        **options,
-    )
+    options |= {"data_path": folder, "MAX_ITEM_LIST_LENGTH": size.length}
+    options |= {"hidden_size": size.d, "inner_size": 4 * size.d, "n_layers": size.layers}
+    options |= {"n_heads": max(size.d // 64, 1), "attn_dropout_prob": 0.0}
+    experiment = build("PosSASRec", GENERATED, train_batch_size=size.batch, **options)
 
     # Train for a while, and extrapolate to an epoch of the whole dataset.
     trainer = experiment.trainer
@@ -99,15 +88,9 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
     dtype = torch.bfloat16 if trainer.precision.name == "bf16" else torch.float32
     with trainer.precision.rounded_products():
         peak = peak_flops(trainer.device, dtype, PRODUCT)
-    return [
-        f"{epoch_seconds:.2f}",
-        f"{part:.0%}",
-        f"{timed.warm_seconds:.1f}",
-        f"{timed.targets / timed.seconds:,.0f}",
-        f"{flops / 1e12:.1f}",
-        f"{flops / peak:.0%} of {peak / 1e12:.0f}",
-        f"{peak_gb:.1f}",
-    ]
+    rate, of_product = timed.targets / timed.seconds, f"{flops / peak:.0%} of {peak / 1e12:.0f}"
+    times = [f"{epoch_seconds:.2f}", f"{part:.0%}", f"{timed.warm_seconds:.1f}", f"{rate:,.0f}"]
+    return [*times, f"{flops / 1e12:.1f}", of_product, f"{peak_gb:.1f}"]
 
 
 def epochs(sizes: tuple[Size, ...], option: str, values: Any) -> Rows:

@@ -4,8 +4,6 @@ A benchmark compares sides (models, libraries) that are measured in alternation,
 of its own, and writes a table between two marks of a page (``<!-- begin NAME -->``).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ its epoch does not hold exactly the targets, items to predict, that were counted
 peers into ``results/tables/``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -4,8 +4,6 @@ Sides take turns, every turn in a process of its own; each figure is the best ep
 Writes the tables of order and time (or the one named) into ``results/speed_positions.md``.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from typing import Any

@@ -8,8 +8,6 @@ with limited memory; each figure is the best turn of its side. Writes ``results/
 ARGS="--events 20000000".
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

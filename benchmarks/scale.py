@@ -6,8 +6,6 @@ with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as suc
 conditions into ``results/scale.md`` and all cells into ``results/tables/scale.md``.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource
@@ -24,7 +22,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 from data import GENERATED, write_log  # noqa: E402
 from page import RESULTS, machine, replace_section, run_alone, table, time_call  # noqa: E402
-from training import build, time_steps  # noqa: E402
+from training import build, extrapolate_epoch  # noqa: E402
 
 from recbole_pos.experiment.checkpoint import capture_state, save  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
@@ -145,10 +143,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, float]:
     figures = {"start": time.process_time() - began}
     if cell.side != FIRST:
         trainer = experiment.trainer
-        loader = trainer.training_loader(experiment.loaders["train"])
         # the first step makes the optimiser's state
-        timed = time_steps(trainer, loader, SECONDS, warm=1, clock=time.process_time)
-        figures["epoch"] = timed.seconds / timed.targets * loader.num_targets
+        figures["epoch"] = extrapolate_epoch(trainer, experiment.loaders["train"], SECONDS, warm=1)
         write = lambda: save(folder / "checkpoint.pt", capture_state(trainer))  # noqa: E731
         figures["checkpoint"] = time_call(write, time.process_time)
         loader = experiment.loaders["valid"]
@@ -183,13 +179,8 @@ def run(cell: Cell, folder: Path) -> dict[str, float]:
 
 # --- tables ---
 
-FIGURES = {
-    "start": "start, s",
-    "epoch": "epoch, s",
-    "evaluation": "1,000 users, s",
-    "checkpoint": "checkpoint, s",
-    "peak_mb": "peak, MB",
-}
+FIGURES = {"start": "start, s", "epoch": "epoch, s", "evaluation": "1,000 users, s"}
+FIGURES |= {"checkpoint": "checkpoint, s", "peak_mb": "peak, MB"}
 
 
 def show_slope(sizes: pd.Series, values: pd.Series) -> str:

@@ -9,8 +9,6 @@ many histories at once, `Recommender` against RecBole's `full_sort_topk`, and fo
 results/recommend.md.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
@@ -340,13 +338,8 @@ def measure_index() -> tuple[list[list[str]], str]:
 def write_index() -> None:
     """Measure the approximate index of a million items, and write its table."""
     rows, built = run_alone(measure_index)
-    heads = (
-        "scored",
-        "lists read",
-        "recall@100 when built",
-        f"recall@{K} here",
-        "users a CPU-second",
-    )
+    recalls = ("recall@100 when built", f"recall@{K} here")
+    heads = ("scored", "lists read", *recalls, "users a CPU-second")
     note = (
         f"{MILLION:,} items, d = 64, trained on {SHOPPERS * LENGTH:,} interactions of {SHOPPERS:,} "
         f"generated users with {INTERESTS} of {GROUPS:,} interests each; {SOME:,} histories of "

@@ -4,8 +4,6 @@ Each figure is the best of ROUNDS runs of its side, every run in a process of it
 memory and allocator are its own. Prints the table and writes ``results/speed.md``.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -118,13 +116,8 @@ def train_recbole(batches: int, options: dict[str, Any], detects_anomalies: bool
     from recbole.trainer import Trainer
     from recbole.utils import get_model, init_seed
 
-    options |= {
-        "train_neg_sample_args": None,
-        "metrics": ["NDCG"],
-        "valid_metric": "NDCG@10",
-        "show_progress": False,
-        "checkpoint_dir": os.getcwd(),
-    }
+    options |= {"train_neg_sample_args": None, "metrics": ["NDCG"], "valid_metric": "NDCG@10"}
+    options |= {"show_progress": False, "checkpoint_dir": os.getcwd()}
     config = Config("SASRec", "ml-100k", config_dict=options)
     init_seed(config["seed"], True)
     train, valid, _ = data_preparation(config, create_dataset(config))

@@ -7,15 +7,12 @@ costs are kept in ``results/runs/toolkits/``; ``--report`` makes the page again 
 that are there are not made again, so a stopped call goes on where it was.
 """
 
-from __future__ import annotations
-
-import time
 from pathlib import Path
 from typing import Any
 
 from page import HERE, RESULTS, parse_options, replace_section, run_worker, table
 from peer_workers.lists import Task
-from training import time_steps
+from training import extrapolate_epoch
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
@@ -65,9 +62,7 @@ def train(file: Path, split: Path, config: PosConfig) -> None:
 def time_epoch(config: PosConfig) -> float:
     """Return the CPU-seconds of an epoch of PosSASRec, from the steps of a few seconds."""
     experiment = prepare(config)
-    loader = experiment.trainer.training_loader(experiment.loaders["train"])
-    timed = time_steps(experiment.trainer, loader, 5.0, clock=time.process_time)
-    return timed.seconds / timed.targets * loader.num_targets
+    return extrapolate_epoch(experiment.trainer, experiment.loaders["train"], 5.0)
 
 
 def measure(plan: Plan, files: list[Path], data: dict[str, Any]) -> dict[str, Any]:

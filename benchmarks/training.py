@@ -3,8 +3,6 @@
 Every other benchmark of training builds its model, times its steps and counts its work here.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,13 +69,11 @@ class Timed:
 
     Attributes:
         seconds: their time.
-        steps: their number.
         targets: number of items that they learned to predict.
         warm_seconds: time of the steps before them, compiling included.
     """
 
     seconds: float
-    steps: int
     targets: int
     warm_seconds: float
 
@@ -109,7 +105,21 @@ def time_steps(
         elif steps > warm and clock() - started > seconds:  # the host is few steps ahead
             break
     synchronise(trainer.device)
-    return Timed(clock() - started, steps - warm, targets, started - begun)
+    return Timed(clock() - started, targets, started - begun)
+
+
+def extrapolate_epoch(trainer: PosTrainer, data: Any, seconds: float, warm: int = WARM) -> float:
+    """Return the CPU-seconds of an epoch, from its steps of the first seconds.
+
+    Args:
+        trainer: the trainer.
+        data: the loader of the training part.
+        seconds: CPU-seconds after which to stop.
+        warm: number of steps before timing starts; half of the epoch at most.
+    """
+    loader = trainer.training_loader(data)
+    timed = time_steps(trainer, loader, seconds, warm, time.process_time)
+    return timed.seconds / timed.targets * loader.num_targets
 
 
 def epoch_flops(

@@ -8,8 +8,6 @@ of the figure they are measured from, here and in the paper, so that levels need
 Figures are those of results/tables/; nothing is computed again.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

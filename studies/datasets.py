@@ -8,8 +8,6 @@ test targets whose user has another item at the same time, has had the item befo
 has no training interaction. Nothing is trained.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

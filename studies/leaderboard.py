@@ -7,8 +7,6 @@ computed from the kept ranks of the test targets, so no data are needed and noth
 Published figures are those of the studies (``paper``), or stand in the yaml with their source.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -22,8 +20,10 @@ import pandas as pd
 import yaml
 from page_parts import RESULTS, STUDIES, make_table, write_pages
 
+from recbole_pos.config.metrics import compute_gains
+
 BOARDS = RESULTS / "leaderboard.yaml"
-CUTOFF = 10  # of both metrics
+METRICS = ("ndcg@10", "hit@10")
 _HEAD = ["model", "NDCG@10", "HR@10", "published: NDCG@10, HR@10", "seeds", "tuning"]
 _BOARD = re.compile(r"(<!-- begin board (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -71,20 +71,6 @@ def _format_mean(values: list[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.4f}"
 
 
-def measure_run(ranks: np.ndarray) -> tuple[float, float]:
-    """Return NDCG@10 and HR@10 of a run.
-
-    With one target each, NDCG is the mean of 1 / log2(rank + 2) over hits, and HR the share of
-    hits.
-
-    Args:
-        ranks: [targets] rank of each target among all items, 0 for the first.
-    """
-    is_hit = ranks < CUTOFF
-    gains = np.where(is_hit, 1 / np.log2(ranks + 2.0), 0.0)
-    return float(gains.mean()), float(is_hit.mean())
-
-
 def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path) -> Line:
     """Return the line of a model, with figures from its kept runs or as published.
 
@@ -115,7 +101,8 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
 
     # Compute the metrics from the kept ranks, a column for each run.
     ranks = pd.read_parquet(folder / "ranks.parquet", columns=list(runs.values()))
-    figures = [measure_run(ranks[digest].dropna().to_numpy(np.int64)) for digest in ranks]
+    of_run = [ranks[digest].dropna().to_numpy(np.int64) for digest in ranks]
+    figures = [[compute_gains(run, name).mean() for name in METRICS] for run in of_run]
     is_random = entry.get("varies", True)
     ndcgs, hits = zip(*(figures if is_random else figures[:1]), strict=True)
 

@@ -1,7 +1,5 @@
 """What the scripts that fill pages of results share: tables in markdown, and pages to write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

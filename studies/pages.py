@@ -13,8 +13,6 @@ from dataset/, or from the scripts that generate them; without them, or without 
 of a study, a table stays as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

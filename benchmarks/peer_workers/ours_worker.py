@@ -1,8 +1,7 @@
 """Time the training of our PosSASRec."""
 
-from __future__ import annotations
-
 import tempfile
+from typing import Any
 
 import pandas as pd
 from data import write_atomic
@@ -15,26 +14,15 @@ def main() -> None:
     sampled = {"loss_type": "sampled_softmax", "negatives": job.negatives}
     with tempfile.TemporaryDirectory() as folder:
         write_atomic(pd.read_csv(job.events), folder, "events")
-        experiment = build(
-            "PosSASRec",
-            "events",
-            data_path=folder,
-            MAX_ITEM_LIST_LENGTH=job.length,
-            train_windows="last",
-            eval_args={"split": {"RS": [1, 0, 0]}},  # held-out interactions are gone already
-            train_batch_size=job.batch_size,
-            hidden_size=job.hidden_size,
-            n_layers=job.n_layers,
-            n_heads=job.n_heads,
-            inner_size=job.inner_size,
-            hidden_act=job.activation,
-            hidden_dropout_prob=job.dropout,
-            attn_dropout_prob=job.attention_dropout,
-            learner="adam",
-            learning_rate=job.learning_rate,
-            seed=job.seed,
-            **(sampled if job.negatives else {}),
-        )
+        same = ("hidden_size", "n_layers", "n_heads", "inner_size", "learning_rate", "seed")
+        options: dict[str, Any] = {name: getattr(job, name) for name in same}
+        options |= {"MAX_ITEM_LIST_LENGTH": job.length, "train_batch_size": job.batch_size}
+        options |= {"hidden_act": job.activation, "hidden_dropout_prob": job.dropout}
+        options |= {"attn_dropout_prob": job.attention_dropout, "learner": "adam"}
+        options |= {"data_path": folder, "train_windows": "last"}
+        options["eval_args"] = {"split": {"RS": [1, 0, 0]}}  # held-out ones are gone already
+        options |= sampled if job.negatives else {}
+        experiment = build("PosSASRec", "events", **options)
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
     common.check_targets(loader.num_targets, job)

@@ -1,7 +1,5 @@
 """Time the training of RecTools' ``FlatSASRecNet`` in a plain loop, as its tests do it."""
 
-from __future__ import annotations
-
 import sys
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Train SASRec or BERT4Rec of RecTools, or ItemKNN of implicit, on an exported split."""
 
-from __future__ import annotations
-
 import time
 
 import pandas as pd

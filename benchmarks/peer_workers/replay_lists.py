@@ -1,7 +1,5 @@
 """Train RePlay's SasRec on an exported split, and write its lists."""
 
-from __future__ import annotations
-
 import lightning
 import numpy as np
 import pandas as pd

@@ -1,7 +1,5 @@
 """Time the training of RePlay's SasRec with its ways to less padding."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

@@ -7,8 +7,6 @@ items says more) and reduced by SVD.
     python studies/content/vectors.py amazon-beauty vectors/beauty.npy --data_path FOLDER
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

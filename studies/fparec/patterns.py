@@ -7,8 +7,6 @@ Figure 1 (positions.png) shows exp(p_i . p_j / sqrt(d)) of learned positions p, 
 (attention_by_position.png) the weights of attention by position; each if the model has them.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

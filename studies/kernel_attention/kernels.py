@@ -6,8 +6,6 @@ They are in Figures 1 and 2 of the kernel attention paper (Nabiev and Frolov). T
 same run is drawn by ``recbole-pos inspect attention RUN_DIR``.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ information. With ``--times`` (FOLDER/ml-100k-times) items stay in order, and ea
 times of another one: of the next longer history, its newest. Then times have no information.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

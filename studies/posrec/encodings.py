@@ -8,8 +8,6 @@ below, their dot products within and between the sessions. Prints the columns of
 3.2, and whether property 3.3 holds, for sessions of up to 20 interactions.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

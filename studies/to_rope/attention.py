@@ -9,8 +9,6 @@ the weights, so a study that was trained here. Of a run it draws these, and the 
 by layer and head (RUN_DIR/attention_distance.png), and prints the periods of its rotations by time.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

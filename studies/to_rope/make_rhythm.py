@@ -15,8 +15,6 @@ first hour the next item is most likely what was taken one hour before the comin
 session: 55 minutes ago. Days to weeks pass between sessions.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
