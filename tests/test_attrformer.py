@@ -244,9 +244,7 @@ BANK = {"relations": ["brand", "tags"], "inference_relations": "training_bank", 
     ],
     ids=str,
 )
-def test_given_histories_equal_the_log(
-    tmp_path: Path, double, options: dict, is_equal: bool
-) -> None:
+def test_histories_equal_the_log(tmp_path: Path, double, options: dict, is_equal: bool) -> None:
     """By items, order and times. A window reads the bank at its place in the whole history."""
     made = open_shop(write(tmp_path, tables(users=40)), **options)
     model, lookup = shaken(made), made.model.lookup

@@ -1,8 +1,6 @@
 """Benchmarks in tiny sizes: what is too long to run for its numbers must at least run."""
 
 import math
-import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +13,8 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 def test_training_of_a_toolkit_ends_early_and_keeps_the_best_weights(tmp_path: Path) -> None:

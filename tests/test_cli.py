@@ -45,9 +45,7 @@ def test_run_writes_a_result_and_prints_a_table(tiny, tmp_path, monkeypatch, cap
     ],
     ids=lambda x: " ".join(x[2:]) if isinstance(x, list) else "",
 )
-def test_wrong_input_is_one_message(
-    tmp_path: Path, monkeypatch, capsys, arguments: list[str], named: str
-) -> None:
+def test_wrong_input(tmp_path: Path, monkeypatch, capsys, arguments: list[str], named: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["run", *arguments]) == 2
     error = capsys.readouterr().err

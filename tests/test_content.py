@@ -149,9 +149,7 @@ def expected_items(made: Any, raw: np.ndarray, use: str, whiten: bool = False) -
 
 
 @pytest.mark.parametrize(("use", "whiten"), [*((use, False) for use in USES), ("add", True)])
-def test_an_item_is_its_formula(
-    double: None, data: Path, file: str, use: str, whiten: bool
-) -> None:
+def test_items_by_formula(double: None, data: Path, file: str, use: str, whiten: bool) -> None:
     """In scores and at the input, one by one and all at once; a loss has its gradient at both."""
     made = build(data, item_vectors=file, item_vectors_use=use, item_vectors_whiten=whiten)
     model, tokens = made.model, made.dataset.field2token_id["item_id"]
@@ -217,7 +215,7 @@ def test_init_is_principal_components(
     ],
     ids=str,
 )
-def test_models_learn_from_content(
+def test_content_is_learned(
     data: Path, file: str, model_name: str, options: dict[str, Any]
 ) -> None:
     """And of a loss nothing reaches items without a training interaction."""

@@ -112,12 +112,10 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
 
 
 def test_items_and_users_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "events.csv").write_text(
-        f"user,item,time,price\n1,a,{NOW},3\n1,b,{NOW + 1},4\n2,a,{NOW + 2},2\n"
-    )
-    (tmp_path / "items.csv").write_text(
-        'item,name,genres,price\na,"Ow\nl",x y|z,9\nz,No,,1\na,Kite,,\n,Lost,,\n'
-    )
+    events = f"user,item,time,price\n1,a,{NOW},3\n1,b,{NOW + 1},4\n2,a,{NOW + 2},2\n"
+    (tmp_path / "events.csv").write_text(events)
+    items = 'item,name,genres,price\na,"Ow\nl",x y|z,9\nz,No,,1\na,Kite,,\n,Lost,,\n'
+    (tmp_path / "items.csv").write_text(items)
     (tmp_path / "users.tsv").write_text("id\tage\n1\t33\n2\t\n")
     tables = {"items": tmp_path / "items.csv", "users": tmp_path / "users.tsv", "max_lost": 0.5}
     given = {"types": {"genres": "token_seq"}, "rename": {"name": "title"}}

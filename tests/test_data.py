@@ -106,9 +106,7 @@ def last_first(log: pd.DataFrame) -> pd.Series:
 
 
 @pytest.mark.parametrize(("model", "drop"), [("FPARec", "drop"), ("Pop", "keep")])
-def test_files_may_be_leave_one_out(
-    log: pd.DataFrame, tmp_path: Path, model: str, drop: str
-) -> None:
+def test_leave_one_out_in_files(log: pd.DataFrame, tmp_path: Path, model: str, drop: str) -> None:
     """The same targets and histories as of one file, and of two files of which the first is cut."""
     sizes = log.groupby("user_id")["user_id"].transform("size")
     log = log[sizes != 3]

@@ -198,9 +198,7 @@ def test_scores_in_parts_give_the_same_run(
     [("PosSASRec", {}), ("SASRec", {"augmentation": "prefix"}), ("BPR", {})],
     ids=str,
 )
-def test_popularity_counts_training_interactions(
-    tmp_path: Path, model: str, options: dict[str, Any]
-) -> None:
+def test_popularity_counts_training(tmp_path: Path, model: str, options: dict[str, Any]) -> None:
     """Whatever rows a model trains on, and whatever ``target_events`` selects."""
     frame = make_log().assign(bought=lambda frame: (frame.index % 3 == 0).astype(int))
     selection = {

@@ -28,9 +28,8 @@ FEATURES = {
     "event_features": ["channel", "words", "stars"],
 }
 OPTION = {"item": "item_features", "user": "user_features", "inter": "event_features"}
-SIZES = {
-    key: value for key, value in shop.SIZES.items() if "relation" not in key and key != "top_k"
-}
+OF_RELATIONS = ("relation_heads", "relation_size", "top_k")
+SIZES = {key: value for key, value in shop.SIZES.items() if key not in OF_RELATIONS}
 LOAD = {**shop.LOAD, "inter": [*shop.LOAD["inter"], "words"]}
 LOAD["user"] = [*shop.LOAD["user"], "likes"]
 
@@ -163,9 +162,7 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
 
 
 @pytest.mark.parametrize("augmentation", ["all_positions", "prefix"])
-def test_a_history_scores_alike_on_every_path(
-    folder: Path, tmp_path: Path, augmentation: str
-) -> None:
+def test_a_history_scores_alike_everywhere(folder: Path, tmp_path: Path, augmentation: str) -> None:
     """Training, validation, test and its ranks, recommending to users and to given histories."""
     given = options(folder, epochs=1)
     given |= {"augmentation": augmentation, "mask_history": False}
@@ -275,9 +272,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "given", "named"), REFUSED, ids=str)
-def test_what_means_nothing_is_refused(
-    folder: Path, model: str, given: dict[str, Any], named: str
-) -> None:
+def test_meaningless_features(folder: Path, model: str, given: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError) as error:
         prepare(configure(folder, model, **given))
     assert named in str(error.value)

@@ -176,10 +176,8 @@ def test_dropout_on_weights(monkeypatch, elements: int, name: str, causal: bool)
     mixed = dropped @ ctx.pad(value, "start").transpose(1, 2)
     want = attention.dense(ctx.unpad(mixed.transpose(1, 2), "start").flatten(1))
     wanted = [x, *(p for p in attention.parameters() if p.requires_grad)]
-    found, expected = (
-        torch.autograd.grad(y.pow(2).sum(), wanted, retain_graph=True, allow_unused=True)
-        for y in (out, want)
-    )
+    how = {"retain_graph": True, "allow_unused": True}
+    found, expected = (torch.autograd.grad(y.pow(2).sum(), wanted, **how) for y in (out, want))
     torch.testing.assert_close((out, found), (want, expected))
 
 

@@ -23,11 +23,8 @@ from recbole_pos.layers.gated_blocks import BLOCKS
 from recbole_pos.model.models import MODELS, RECBOLE, list_kinds
 from recbole_pos.yaml_files import ROOT, list_property_files, read_properties, read_yaml
 
-SHIPPED = [
-    read_properties(folder, name)
-    for folder in ("model", "position", "loss")
-    for name in list_property_files(folder)
-]
+FOLDERS = ("model", "position", "loss")
+SHIPPED = [read_properties(folder, x) for folder in FOLDERS for x in list_property_files(folder)]
 # read elsewhere: sizes of sessions, fractions, bytes, limits of labels
 UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "gpu_id"}
 
@@ -133,9 +130,7 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
     ],
     ids=str,
 )
-def test_options_that_nothing_reads(
-    model: str, options: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_unread_options(model: str, options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     """In what is given to one run, and not in what serves several models or is a run's own file."""
     key = list(options)[-1]
     with pytest.raises(

@@ -138,9 +138,7 @@ def test_claims_follow_from_tables(
     assert "Pop helps" not in claims.tabulate(papers, "other data")
 
 
-def test_leaderboards_follow_from_kept_runs(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaderboards_follow_from_runs(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both metrics are those that the runs recorded; the best model stands first."""
     board = load_script("leaderboard", monkeypatch)
     monkeypatch.setattr(board, "STUDIES", repository / "studies")
@@ -225,7 +223,7 @@ STUDIES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "studies").rglo
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_every_row_of_a_study_can_be_configured(
+def test_rows_of_studies_are_valid(
     study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Options, presets and models know each other; data are not read."""

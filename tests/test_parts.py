@@ -98,7 +98,7 @@ def start(run: Path, out: Path, *more: Any) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("victim", ["worker", "command"])
-def test_the_same_command_writes_the_rest(
+def test_after_a_kill_the_rest_is_written(
     run: Path, whole: Path, tmp_path: Path, victim: str
 ) -> None:
     """What is written stays, and no process is left."""

@@ -58,11 +58,10 @@ def open_requests(data_path: Path, part: str = "test", **options: Any) -> Reques
 
 def sort_by_user(log: pd.DataFrame) -> dict[str, list[tuple[str, float]]]:
     """User -> items and times in order; rows of the same time stay in the order of the file."""
-    ordered = log.sort_values("timestamp", kind="stable")
-    return {
-        user: list(zip(rows["item_id"], rows["timestamp"], strict=True))
-        for user, rows in ordered.groupby("user_id")
-    }
+    events: dict[str, list[tuple[str, float]]] = {}
+    for row in log.sort_values("timestamp", kind="stable").itertuples():
+        events.setdefault(row.user_id, []).append((row.item_id, row.timestamp))
+    return events
 
 
 def test_a_folder_has_all_interactions_and_the_histories(parts: DataSplit, tmp_path: Path) -> None:
@@ -317,7 +316,7 @@ def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, ref
     refused(["score", lists, "--runs", run, "--name", "PosSASRec"], "give another")
 
 
-def test_predictions_as_rows_of_a_study(
+def test_predictions_in_a_study(
     trained: Any, tiny: Path, tmp_path: Path, trains_here: None
 ) -> None:
     """With the intervals of rows that are trained, and their own seeds."""

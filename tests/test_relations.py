@@ -136,9 +136,8 @@ def random_order(rng: np.random.Generator, rows: int) -> EventOrder:
     rank = np.concatenate([np.sort(rng.integers(0, 12, n)) for n in lengths])
     per_event = {"user": np.repeat(user, lengths), "sequence": np.repeat(sequence, lengths)}
     column = np.concatenate([np.arange(n) for n in lengths])
-    return EventOrder(
-        **per_event, arrival=rank, is_source=rng.random(len(rank)) < 0.8, column=column
-    )
+    is_source = rng.random(len(rank)) < 0.8
+    return EventOrder(**per_event, arrival=rank, is_source=is_source, column=column)
 
 
 @settings(max_examples=100, deadline=None)
@@ -170,9 +169,7 @@ def test_top_relations_by_brute_force(seed, rows, k, across, same_column) -> Non
     st.sampled_from([1, 7, 20, 1 << 22]),
 )
 @example(0, 3, 6, False, 7)
-def test_top_differences_in_loops(
-    seed: int, k: int, longest: int, rising: bool, pairs: int
-) -> None:
+def test_top_differences(seed: int, k: int, longest: int, rising: bool, pairs: int) -> None:
     """Whole, and in parts of few events."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 9, 5)

@@ -166,9 +166,7 @@ def test_nothing_comes_from_the_future(names: list[str], kind: str, options: dic
 
 @pytest.mark.parametrize(("names", "kind", "options"), STACKS, ids=str)
 @torch.no_grad()
-def test_a_sequence_is_the_same_alone_and_padded(
-    names: list[str], kind: str, options: dict
-) -> None:
+def test_a_sequence_is_as_alone_and_padded(names: list[str], kind: str, options: dict) -> None:
     """And where the last block is requested some positions only."""
     model, ctx, x = Stack(names, kind, **options), context(), torch.randn(sum(LENGTHS), D)
     together = model(x, ctx)

@@ -238,13 +238,12 @@ def test_the_same_bits_as_on_ray(tiny: Path, tmp_path: Path, monkeypatch, cluste
     """Ranks of every test target."""
     from recbole_pos.study import dispatcher
 
-    options = {**SMALL, "data_path": str(tiny)}
+    options: dict[str, Any] = {**SMALL, "data_path": str(tiny), "verbose": False}
     ranks = []
     for is_here in (True, False):
         monkeypatch.setattr(dispatcher, "can_run_here", lambda *_, is_here=is_here: is_here)
-        compared = recbole_pos.compare(
-            ["PosSASRec"], "tiny", None, options, run_dir=tmp_path / str(is_here), verbose=False
-        )
+        options["run_dir"] = tmp_path / str(is_here)
+        compared = recbole_pos.compare(["PosSASRec"], "tiny", **options)
         (run,) = (compared.folder / path for path in compared.runs["path"])
         ranks.append(pd.read_parquet(run / "test_ranks.parquet"))
         assert compared.runs["ndcg@10"].notna().all()

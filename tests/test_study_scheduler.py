@@ -40,9 +40,7 @@ def searched(tiny: Path, **more: Any) -> Plan:
     return plan(tiny, **{"rows": NOPE, "search": GRID, "seeds": 3, "search_seeds": 2, **more})
 
 
-def test_a_report_has_no_run_of_old_options(
-    tiny: Path, folder: StudyFolder, tmp_path: Path
-) -> None:
+def test_a_report_has_no_old_run(tiny: Path, folder: StudyFolder, tmp_path: Path) -> None:
     """Interrupted after one row, and when one row alone was asked for; nothing is trained again."""
     first = plan(tiny, seeds=1)
     assert len(train(Scheduler(first, folder))) == 2

@@ -77,9 +77,7 @@ def split_targets(made: Any) -> dict[str, list[tuple]]:
         (session_log, CUT["eval_args"]),
     ],
 )
-def test_all_models_share_targets(
-    experiment, tmp_path: Path, log_of: Callable, options: dict
-) -> None:
+def test_models_share_targets(experiment, tmp_path: Path, log_of: Callable, options: dict) -> None:
     """Whatever the seed, other fields and another order of the users."""
     given = {"data_path": str(write_atomic(log_of(), tmp_path)), "eval_args": options}
     want = split_targets(experiment("FPARec", **given))

@@ -163,9 +163,7 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(moved: Any) -> 
     assert not (folder / "out" / "test.json").exists() and not (folder / "out" / "best").exists()
 
 
-def test_a_lost_trial_is_trained_where_the_search_is_now(
-    cluster: Path, moved: Any, refused
-) -> None:
+def test_a_lost_trial_is_trained_after_a_move(cluster: Path, moved: Any, refused) -> None:
     folder, trials, _ = moved
     out, data = folder / "out", folder / "data"
     resume = ["tune", "--resume", str(out), "--quiet"]

@@ -135,11 +135,6 @@ def test_the_direction_of_a_search_is_that_of_its_metric(tmp_path: Path) -> None
     assert table.find_best() == table.trials[1]
 
 
-def test_a_wrong_option_of_the_search_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--scheduler"):
-        search_of(write(tmp_path, ALL_KINDS), scheduler="ahsa")
-
-
 def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
     text = "n_layers: {randint: [1, 3]}\nhidden_dropout_prob: {quniform: [0, 0.4, 0.2]}\n"
     file = write(tmp_path, text)

@@ -16,13 +16,10 @@ from recbole_pos.experiment.run import describe_evaluation, evaluate
 def validated(tiny: Path, model: str, **options) -> set[tuple[str, int]]:
     """The users that are validated, by name, with the number of the target in the log."""
     loader = prepare(small(model, data_path=str(tiny), **options)).loaders["valid"]
-    rows = [batch[0] for batch in loader]
-    names = loader._dataset.field2id_token["user_id"]
-    return {
-        (names[user], target)
-        for row in rows
-        for user, target in zip(row["user_id"], row["target_event"].tolist(), strict=True)
-    }
+    names, found = loader._dataset.field2id_token["user_id"], set()
+    for rows, *_ in loader:
+        found |= set(zip(names[rows["user_id"]], rows["target_event"].tolist(), strict=True))
+    return found
 
 
 def test_the_sample_is_the_same_for_all_models_and_seeds(tiny) -> None:

@@ -28,6 +28,7 @@ from recbole_pos.data.windows import (
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.sequence_batch import Features
+from recbole_pos.model.training import make_adapter
 
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
@@ -175,6 +176,14 @@ def test_rows_packed_on_the_host(experiment, name: str) -> None:
     values = compute(model, lambda rows: loss(requirements.pack(rows)), rows)
     for value, other in zip(values, compute(model, loss, rows), strict=True):
         torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_custom_model_keeps_its_own_loss_of_rows(experiment) -> None:
+    made = experiment("FPARec", augmentation="prefix")
+    assert make_adapter(made.config, made.model).requirements().pack is not None
+    own = {"calculate_loss": lambda self, rows: 0}
+    made.model.__class__ = type("Mine", (type(made.model),), own)
+    assert make_adapter(made.config, made.model).requirements().pack is None
 
 
 def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:
