@@ -95,25 +95,38 @@ def _open_to_write(file_path: Path, text: bool, name: Path) -> Iterator[IO]:
     Raises:
         UsageError, StorageError: if the file cannot be opened, or the disk is full.
     """
-    # ``name_write_errors`` replaces an OSError in its block by an error that says ``name``.
     options: dict[str, Any] = {"encoding": "utf-8", "newline": ""} if text else {}
-    with name_write_errors(name):
+    with name_write_errors(name):  # an OSError in its block becomes an error that says ``name``
         file: IO = open(file_path, "w" if text else "wb", **options)
+
     try:
-        yield file
+        with _name_full_disk(name):  # other errors of the caller's block stay as they are
+            yield file
         with name_write_errors(name):
-            file.flush()
+            file.flush()  # so that all is written before the file is closed
+    finally:
+        with suppress(OSError):  # after an error, closing tries to write the rest, and may fail
+            file.close()
+
+
+@contextmanager
+def _name_full_disk(name: Path) -> Iterator[None]:
+    """Replace an error in a ``with`` block by one that names the file, if the disk is full.
+
+    Args:
+        name: path that messages have for the file.
+
+    Raises:
+        StorageError: if a full disk is the cause of the error. Any other error stays as it is.
+    """
+    try:
+        yield
     except Exception as error:
-        # The block has raised an error. It stays as it is, unless a full disk has caused it.
         full_disk = _find_full_disk(error)
         if full_disk is None:
             raise
-        with name_write_errors(name):
+        with name_write_errors(name):  # makes a StorageError of it
             raise full_disk from None
-    finally:
-        # After an error, closing tries once more to write the rest, and may fail, too.
-        with suppress(OSError):
-            file.close()
 
 
 def _find_full_disk(error: Exception) -> OSError | None:

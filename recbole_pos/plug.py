@@ -293,41 +293,49 @@ def _add_class(module: ModuleType, suffix: str, home: str, class_name: str) -> N
 
 @wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
-    """Read the defaults of options as RecBole does, and add those of this package.
+    """Read RecBole's defaults of options, and add those that this package has for the model.
 
-    This function replaces a method of RecBole's ``Config``, and calls it first (``load``). What it
-    adds depends on the model:
-
-    - a model that this package trains (``is_served``): the defaults of all options of this package,
-      those of the model, its position schemes and its loss included (``plugin_defaults``)
-    - any other model, such as one of RecBole's: only the defaults that a user has registered it
-      with, if any (``own_defaults``).
+    This function replaces the method of RecBole's class ``Config`` that reads the defaults. RecBole
+    calls it while it makes a configuration, after it has read the options that the user gave.
 
     Args:
         load: RecBole's method, which fills ``self.internal_config_dict`` with its own defaults.
-        self: the configuration. Its ``external_config_dict`` has the options that the user gave.
+        self: the configuration.
         model: name of the model.
         model_class: its class.
         dataset: name of the dataset.
     """
-    from recbole.config import Config
-
-    from recbole_pos.config.sources import add_time_field, own_defaults, plugin_defaults
+    from recbole_pos.config.sources import own_defaults
     from recbole_pos.model.models import is_served
 
     load(self, model, model_class, dataset)
-    all_defaults = self.internal_config_dict  # so far RecBole's; those of this package are added
-    if not is_served(model):
-        all_defaults.update(own_defaults(model))
-        return
+    if is_served(model):  # this package makes the data and the training of the model
+        _add_served_defaults(self, model)
+    else:
+        # A model of RecBole, which gets nothing, or one that a user has registered with defaults.
+        self.internal_config_dict.update(own_defaults(model))
 
-    options = self.external_config_dict
+
+def _add_served_defaults(config: Any, model: str) -> None:
+    """Add the defaults of this package to a configuration of a model that it trains.
+
+    Args:
+        config: a ``Config`` of RecBole. Its ``internal_config_dict`` has RecBole's defaults, and is
+            changed in place. Its ``external_config_dict`` has the options that the user gave.
+        model: name of the model.
+    """
+    from recbole.config import Config
+
+    from recbole_pos.config.sources import add_time_field, plugin_defaults
+
+    # The defaults for the model, and for the position schemes and the loss that the user chose.
+    all_defaults, options = config.internal_config_dict, config.external_config_dict
     our_defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
     all_defaults.update(our_defaults)
 
-    # This package's own class of configurations (PosConfig, a subclass of Config) checks the user's
-    # options itself. Those of a Config, as RecBole's ``run_recbole`` makes it, are checked here.
-    if type(self) is Config:
+    # A ``Config`` made by RecBole, as by its ``run_recbole``, is checked here. ``PosConfig``, the
+    # subclass of this package, checks the options of the user itself.
+    if type(config) is Config:
         _complete_eval_args(options, our_defaults)
         _check_options(options, our_defaults, model)
 

@@ -261,37 +261,44 @@ class WindowLoader:
     def iterate_batches(self, device: torch.device) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
-        If all training data fit there, they are copied once, and batches are made on the device;
-        else each batch is made on the host and copied, while the model uses the one before.
+        If all training data fit there, they are copied once, and batches are made on the device.
+        Else each batch is made on the host and copied.
 
         Args:
             device: device of the model.
         """
-        # ``_gatherer`` has a copy of the training data on a device, and makes the batches there.
-        # The constructor has set one for the CPU. Replace it by one for the device of the model, if
-        # the data fit. Not if the model has a function ``prepare``, which computes sizes of each
-        # batch: that must run on the host.
-        prepare = self.requirements.prepare
-        if self._gatherer.device != device and prepare is None:
-            if fits_on_device(device, self.log, self.windows, self.features):
-                self._gatherer = self._make_gatherer(device)
+        # ``iter(self)`` makes the batches where the training data are.
+        self._move_data(device)
+        batches = iter(self)
         if self._gatherer.device == device:
-            yield from self
+            yield from batches
             return
 
-        # Else the batches are made on the host, and copied to the device at the end.
-        batches = iter(self)
-        if prepare is not None:
-            batches = map(prepare, batches)
+        # The data stay on the host, so each batch is made there and copied. Some models have a
+        # function ``prepare``, which computes sizes of the batch before that.
+        if self.requirements.prepare is not None:
+            batches = map(self.requirements.prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        # If there is only one process, a thread makes the next batch while the model uses this one.
-        # With several, the shard keeps the number of targets of one batch, which weights its loss.
-        # To make the next batch early would replace that number too early.
+        # A thread makes the next batch while the model uses this one (``prefetch``). Not if several
+        # processes train together: making a batch sets the number of its targets in the shard, and
+        # the loss of the batch before still needs its own number.
         if self.shard.is_alone:
             batches = prefetch(batches)
         for batch in batches:
             yield batch.to(device)
+
+    def _move_data(self, device: torch.device) -> None:
+        """Copy the training data to a device and make batches there from now on, if possible.
+
+        It is not possible if the data do not fit there, or if the model has a function ``prepare``
+        for batches, which must run on the host.
+        """
+        # The gatherer makes the batches, and has a copy of the data on its device.
+        if self._gatherer.device == device or self.requirements.prepare is not None:
+            return
+        if fits_on_device(device, self.log, self.windows, self.features):
+            self._gatherer = self._make_gatherer(device)
 
     def gather(self, batch: np.ndarray) -> SequenceBatch:
         """Return the windows of the given numbers as one packed batch."""

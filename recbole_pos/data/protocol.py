@@ -155,39 +155,64 @@ def _list_remarks(summary: dict[str, Any], phase: str) -> list[str]:
 def make_warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about what makes metrics too good, or hides a mistake in the files.
 
-    They warn of exact copies of interactions, and of leaks, which are held-out interactions that
-    are copies of training interactions or older than these.
+    They warn of exact copies of interactions, and of leaks: held-out interactions that are copies
+    of training interactions, or older than these.
 
     Args:
-        summary: counts of the split. Read are ``copies`` (of interactions), ``targets`` and
-            ``copied_targets``, each by phase, such as {"train": 9, "valid": 1, "test": 1}; and
-            ``leaks``, kind of leak -> such counts of valid and test. It has ``leaks`` only if the
-            user gives a file for each part.
+        summary: counts of the split. Its key ``leaks`` is there only if the user gives a file for
+            each part (train, valid and test), since only then leaks are possible.
     """
-    # Exact copies.
-    warnings = []
-    num_copies = sum(summary["copies"].values())
-    if num_copies:
-        phrases = []
-        for phase in ("valid", "test"):
-            num_copied, num_targets = summary["copied_targets"][phase], summary["targets"][phase]
-            if num_copied:
-                phrases.append(f"{num_copied:,} of {num_targets:,} {phase} targets")
-        warnings.append(
-            f"{num_copies:,} interactions are exact copies of an earlier one (user, "
-            f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
-            "`rm_copies: True` leaves copies out"
-        )
+    warnings = _warn_of_copies(summary)
+    if "leaks" in summary:
+        warnings += _warn_of_leaks(summary["leaks"])
+    return warnings
 
-    # Leaks, in files that the user gives.
-    if "leaks" not in summary:
-        return warnings
+
+def _warn_of_copies(summary: dict[str, Any]) -> list[str]:
+    """Warn if interactions are exact copies of earlier ones: same user, item and time.
+
+    Args:
+        summary: counts by phase, such as {"train": 9, "valid": 1, "test": 1}, under three keys:
+            ``copies`` (interactions that are copies), ``targets`` (interactions to predict) and
+            ``copied_targets`` (targets that are copies).
+
+    Returns:
+        One warning, or none.
+    """
+    num_copies = sum(summary["copies"].values())
+    if not num_copies:
+        return []
+
+    # How many of the held-out targets are copies, such as "1 of 80 test targets".
+    phrases = []
+    for phase in ("valid", "test"):
+        num_copied, num_targets = summary["copied_targets"][phase], summary["targets"][phase]
+        if num_copied:
+            phrases.append(f"{num_copied:,} of {num_targets:,} {phase} targets")
+    return [
+        f"{num_copies:,} interactions are exact copies of an earlier one (user, "
+        f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
+        "`rm_copies: True` leaves copies out"
+    ]
+
+
+def _warn_of_leaks(leaks: dict[str, dict[str, int]]) -> list[str]:
+    """Warn of held-out interactions that are in an earlier file, too, or older than it allows.
+
+    Args:
+        leaks: kind of leak (``in_earlier_part`` or ``before_earlier_part``) -> number of such
+            interactions by phase, such as {"valid": 0, "test": 2}.
+
+    Returns:
+        A warning for each kind of leak that occurs.
+    """
     texts = {
         "in_earlier_part": "are in an earlier file as well (user, item, time)",
         "before_earlier_part": "are earlier than an interaction of their user in an earlier file",
     }
+    warnings = []
     for leak, text in texts.items():
-        phrases = [f"{n:,} {phase}" for phase, n in summary["leaks"][leak].items() if n]
+        phrases = [f"{n:,} {phase}" for phase, n in leaks[leak].items() if n]
         if phrases:
             warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
     return warnings

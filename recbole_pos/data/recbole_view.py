@@ -56,11 +56,15 @@ class RecBoleView(SequentialDataset):
     inter_feat: Any
 
     def __init__(self, data: Dataset, phase: str | None = None) -> None:
-        """Set the attributes that RecBole's own constructor would read from files.
+        """Set the attributes that RecBole's models and loaders read of a dataset.
+
+        RecBole's own constructor, which reads them from files, is not called. Here they come from a
+        dataset that is read already.
 
         Args:
-            data: the finished dataset.
-            phase: train, valid or test, whose rows the view has; None for all interactions.
+            data: the dataset.
+            phase: train, valid or test, the part of the split whose interactions are the rows of
+                the view; None for all interactions.
         """
         config = data.config
         self.data, self.phase, self.config = data, phase, config
@@ -81,17 +85,19 @@ class RecBoleView(SequentialDataset):
         self.user_feat, self.item_feat = tables.get("user"), tables.get("item")
         self._describe_fields()
 
-        # The rows of this view: all interactions at first, then those of the phase.
-        self.inter_feat = tables["inter"]
-        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            # A sequential model gets a history in each row. RecBole's ``_aug_presets`` names the
-            # histories of each field in ``inter_feat``: ``item_id_list_field`` = "item_id_list".
-            # It is called before ``inter_feat`` is replaced: rows with histories have further
-            # fields, such as item_id_list, for which it would make names, too.
+        # The rows of this view are ``inter_feat``: at first all interactions, with their own fields
+        # only. From these fields RecBole's ``_aug_presets`` makes the names of the fields of
+        # histories, such as ``self.item_id_list_field`` = "item_id_list".
+        interactions = self.inter_feat = tables["inter"]
+        is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+        if is_sequential:
             self._aug_presets()
-            self.inter_feat = self._make_rows_with_history()
+
+        # Then the rows of the phase. A sequential model gets a history in each row.
+        if is_sequential:
+            self.inter_feat = self._make_rows_with_history(interactions, phase)
         elif phase is not None:
-            self.inter_feat = self._make_rows_without_history()
+            self.inter_feat = self._make_rows_without_history(interactions, phase)
 
     def _pair(self, columns: Columns) -> Columns:
         """Return the columns of a table with numbers in the form in which RecBole embeds them.
@@ -134,36 +140,43 @@ class RecBoleView(SequentialDataset):
             raise AttributeError(name)
         return getattr(self.data, name)
 
-    def _make_rows_with_history(self) -> PrefixRows:
+    def _make_rows_with_history(self, interactions: Interaction, phase: str | None) -> PrefixRows:
         """Return the rows of a sequential model: interactions, each with the history before it.
 
         A view of a phase (train, valid or test) has its targets, the interactions to predict. For
         training, the option ``augmentation: none`` leaves each user only the newest of them. A view
         of the whole dataset (``phase`` is None) has all interactions but the first of each user.
+
+        Args:
+            interactions: all interactions of the dataset, with the columns of the log in the form
+                in which RecBole's models read numbers (see ``_pair``).
+            phase: train, valid, test or None.
         """
-        # ``inter_feat`` still has all interactions, as the constructor has set it. Its columns are
-        # those of the log, in the form in which RecBole's models read numbers (see ``_pair``).
         data, config = self.data, self.config
-        log = replace(data.log, fields=self.inter_feat.interaction)
+        log = replace(data.log, fields=interactions.interaction)
         return PrefixRows(
             replace(data.split, log=log),
-            phase=None if self.phase is None else PHASES.index(self.phase),
-            only_newest=self.phase == "train" and config["augmentation"] == "none",
+            phase=None if phase is None else PHASES.index(phase),
+            only_newest=phase == "train" and config["augmentation"] == "none",
             max_length=self.max_item_list_len,
             suffix=config["LIST_SUFFIX"],
             length_field=self.item_list_length_field,
             features=read_history_features(data),
         )
 
-    def _make_rows_without_history(self) -> Interaction:
-        """Return the interactions of this phase for general models, which read no histories.
+    def _make_rows_without_history(self, interactions: Interaction, phase: str) -> Interaction:
+        """Return the interactions of a phase for general models, which read no histories.
 
         For validation and test these are the targets, the interactions to predict. For training
         they are all training interactions, also the first of each user. If the option
         ``target_events`` names kinds of interactions, such as purchases, training has only those.
+
+        Args:
+            interactions: all interactions of the dataset.
+            phase: train, valid or test.
         """
         data = self.data
-        if self.phase == "train":
+        if phase == "train":
             mask = data.part == TRAIN
             # [interactions] bool, which ones ``target_events`` names; None if it is not set.
             target_events = self.config["target_events"]
@@ -172,10 +185,10 @@ class RecBoleView(SequentialDataset):
                 mask &= is_selected
         else:
             # [interactions] bool, which ones are targets of the phase, given as its number: 1 or 2.
-            mask = data.split.find_targets(PHASES.index(str(self.phase)))
+            mask = data.split.find_targets(PHASES.index(phase))
 
         rows = torch.from_numpy(np.flatnonzero(mask))
-        columns = {name: column[rows] for name, column in self.inter_feat.interaction.items()}
+        columns = {name: column[rows] for name, column in interactions.interaction.items()}
         # A further column, called TARGET_EVENT, has the number of each row in the log.
         return Interaction({**columns, TARGET_EVENT: rows})
 

@@ -123,13 +123,11 @@ class PointwiseAttention(MultiHeadAttention):
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the attention weights A = SiLU(Q K^T + B) / n of HSTU, for inspection.
+        """Return HSTU's attention weights A = SiLU(Q K^T + B) / n, for inspection.
 
-        Q and K are query and key, and n is the maximum length of a history. The position scheme is
-        a module that brings order and times into attention. It gives the bias B, and may change
-        query and key. ``apply_hooks`` calls it, and returns query and key as blocks [b, h, t, e].
-
-        HSTU has no softmax: weights may be negative, and those of a query do not sum to 1.
+        Q and K are query and key, B is the bias of the position scheme, and n is the maximum length
+        of a history. HSTU has no softmax: a weight may be negative, and the weights of a query do
+        not sum to 1.
 
         Args:
             x: [m, d] inputs of the sub-layer, one for each interaction.
@@ -139,10 +137,13 @@ class PointwiseAttention(MultiHeadAttention):
             [b, h, t, t] from queries (rows) to keys (columns), 0 at keys newer than the query. Each
             history begins at row and column 0; padding follows it.
         """
-        query, key, value, _ = self._project_gated(x)  # after SiLU, [m, h, e] each; no gate
-        # ``apply_hooks`` takes and returns values, too, which no weight depends on
+        query, key, value, _ = self._project_gated(x)  # [m, h, e] each, after SiLU
+        # The position scheme is a module that brings order and times into attention. In
+        # ``apply_hooks`` it may change query and key, for example rotate them, and computes the
+        # bias. Query and key are then padded to blocks [b, h, t, e]. No weight needs the values.
         q, k, _, bias = self.apply_hooks(query, key, value, batch)
-        return _compute_weights(q, k, bias, batch.max_length)
+        # SiLU(q k^T + bias) / n, with 0 at keys newer than the query
+        return _compute_weights(q, k, bias, n=batch.max_length)
 
 
 def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:

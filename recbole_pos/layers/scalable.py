@@ -70,32 +70,37 @@ def scalable_cross_entropy(
 def bucket_cross_entropy(
     states: Tensor, vectors: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
 ) -> Tensor:
-    """Return the mean loss of all positions that are in a bucket.
+    """Return scalable cross-entropy for given directions: a softmax over few items, not over all.
 
-    A position is a place of the batch, with a state and a target item. Each bucket has a direction,
-    a vector. It consists of the ``size_x`` positions whose states have the largest products with
-    the direction, and the ``size_y`` items whose vectors have.
+    A state should be compared with the items that it takes for its target most easily: those with
+    the largest products with it. They are approximated by buckets. A bucket has a direction, a
+    vector [d]. States and items with large products with the same direction point to the same side,
+    so their products with each other are large as well. The bucket has the ``size_x`` states and
+    the ``size_y`` items with the largest products with its direction.
 
-    The loss of a position in a bucket is -log softmax of its target among the target and the
-    bucket's other items. Of a position in several buckets the largest loss counts.
+    The loss of a state in a bucket is -log softmax of the state's target among the target and the
+    items of the bucket. Of a state in several buckets the largest loss counts, and a state in no
+    bucket does not count.
 
     Args:
-        states: [m, d] states of m positions, which predict.
+        states: [m, d] states, each of which predicts an item.
         vectors: [items, d] item vectors; row 0 is padding.
         targets: [m] int64 item of each state.
         buckets: [n, d] directions of n buckets.
-        size_x, size_y: number of positions and of items of a bucket.
+        size_x, size_y: number of states and of items of a bucket.
 
     Returns:
-        Scalar.
+        Scalar mean over the states that are in a bucket.
     """
+    # without automatic mixed precision, which would round the products
     with torch.autocast(states.device.type, enabled=False):
         states = states.to(vectors.dtype)
-        # [n, size_x] and [n, size_y] indices of the positions and items of each bucket; item 0,
-        # padding, is in none
+        # the content of each bucket: indices of states [n, size_x] and of items [n, size_y]; item 0
+        # is padding and in none, so the search begins at item 1
         positions = find_largest_products(buckets, states.detach(), size_x)
         items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1
-        # the mean of the largest losses, with their gradients, for some buckets at a time
+        # An autograd function computes the losses described above and their mean. It takes some
+        # buckets at a time, since the logits of all, [n, size_x, size_y], need much memory.
         return _BucketCrossEntropy.apply(states, vectors, targets, positions, items)
 
 

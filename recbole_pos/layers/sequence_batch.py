@@ -481,10 +481,11 @@ class PaddedBatch(SequenceBatch):
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Put values of padded rows into a block, with zeros at padding.
 
-        In x every history takes t places, its interactions first, then padding. A block aligned at
-        the start has the same t columns. A block aligned at the end has n columns, the maximum
-        length, with padding first and the interactions last: the values 5, 6 and a padding become
-        5, 6, 0 at the start for t = 3, and 0, 0, 5, 6 at the end for n = 4.
+        In x every history takes t places, its interactions first, then padding. A block that is
+        aligned at the start has the same t columns. One that is aligned at the end has n columns,
+        the maximum length, with the interactions last. With t = 3 and n = 4, a history of 2
+        interactions has the values 5, 6, x, where x is any value. Its row is 5, 6, 0 at the start,
+        and 0, 0, 5, 6 at the end.
 
         Args:
             x: [b * t, ...] values of the t places of each of b histories, history after history.
@@ -498,20 +499,32 @@ class PaddedBatch(SequenceBatch):
         if align == "start":
             values, is_padding = x, self.padding  # [b * t, ...] and [b, t]
         else:
-            # the interaction that each column takes, counted from 0 in its history, and negative
-            # where the column is padding: -2, -1, 0, 1 in the example, with 2 columns of padding
-            num_padding = width - self.lengths[:, None]  # [b, 1]
-            index = torch.arange(width, device=x.device) - num_padding  # [b, n]
-            is_padding = index < 0
-            # its place in x, where the history begins at ``first``; padding takes any value
-            place = self.first[:, None] + index.clamp(min=0)
-            values = x.index_select(0, place.view(-1))  # [b * n, ...]
+            values, is_padding = self._move_to_end(x)  # [b * n, ...] and [b, n]
 
         # zeros at padding; the mask gets the further dimensions of the block, with the size 1
         block = values.view(b, width, *x.shape[1:])
         mask = is_padding.view(b, width, *[1] * (x.dim() - 1))
         block = block.masked_fill(mask, 0)
         return block.transpose(0, 1).contiguous() if time_major else block
+
+    def _move_to_end(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the values of each history from the start of t places to the end of n columns.
+
+        For n = 4 a history of 2 interactions has 2 columns of padding first. Its columns 0, 1, 2, 3
+        take the interactions -2, -1, 0, 1, where negative numbers mean padding.
+
+        Args:
+            x: [b * t, ...] values of the t places of each of b histories, history after history.
+
+        Returns:
+            [b * n, ...] values, any at padding; and [b, n] bool, whether a column is padding.
+        """
+        n = self.max_length
+        num_padding = n - self.lengths[:, None]  # [b, 1]
+        interaction = torch.arange(n, device=x.device) - num_padding  # [b, n]
+        # Interaction 0 of a history is at its place ``first`` in x. Padding takes that value, too.
+        place = self.first[:, None] + interaction.clamp(min=0)
+        return x.index_select(0, place.view(-1)), interaction < 0
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Take values for the t places of each history out of a block: the inverse of :meth:`pad`.

@@ -461,26 +461,28 @@ class RelationLookup:
     def _choose_arrival_times(
         self, events: np.ndarray, is_predicted: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """Return the times [m] float64 that order interactions of different users.
+        """Return the times [m] float64 by which interactions may read those of other users.
 
-        An interaction may read those of other users that have a smaller arrival time. The option
-        ``cross_sequence`` says what this time is. With ``time_respecting`` it is the real time.
-        Else the k-th interaction of a user has a random time, with a mean of k. If items are to be
-        predicted after it, it has the time k, so that predictions do not depend on chance.
+        An interaction may read those of other users that have a smaller time. With the option
+        ``cross_sequence: time_respecting`` these are the real times. Else they are invented: each
+        user's interactions keep their order, and those of different users are mixed at random. The
+        k-th interaction of a user then has a random time with mean k, a sum of k gaps with mean 1.
+        In evaluation it has the time k itself, so that predictions do not depend on chance.
 
         Args:
             events: [m] int64 row of each interaction in the dataset's log.
-            is_predicted: [m] bool, whether items are to be predicted after the interaction.
+            is_predicted: [m] bool, True in evaluation: items are predicted after the interaction.
             rng: generator of the random times.
         """
         if self.cross_sequence == "time_respecting":
             return self.times[events]
-        time = self.ranks[events] + 1.0  # k, as ``ranks`` is how many of the user are older
-        time[~is_predicted] = self._sample_arrival_times(events[~is_predicted], rng)
+        time = self.ranks[events] + 1.0  # k, as ``ranks`` is 0 for the first one of a user
+        is_random = ~is_predicted
+        time[is_random] = self._sample_arrival_times(events[is_random], rng)
         return time
 
     def _sample_arrival_times(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Sample random arrival times of interactions: a Poisson process of rate 1 for each user.
+        """Sample arrival times [m] of interactions: a Poisson process of rate 1 for each user.
 
         The gaps between a user's interactions are exponential with mean 1, so the k-th one arrives
         at about k. A time does not depend on how many interactions of the user follow: spread
@@ -490,9 +492,6 @@ class RelationLookup:
             events: [m] int64 rows of interactions in the dataset's log, which is sorted by user and
                 time; equal rows get equal times.
             rng: generator.
-
-        Returns:
-            [m] float64 arrival times.
         """
         # each interaction once, user by user, oldest first; its rank is how many interactions of
         # the user are older, also such as are not in the batch

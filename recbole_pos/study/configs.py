@@ -133,48 +133,47 @@ def exclude_unread(plan: Plan) -> None:
     Args:
         plan: the study, whose rows are changed.
     """
-    # Rows with predictions of another system are not trained, and are left out here.
-    trained_rows = [plan.rows[name] for name in plan.sort_rows()]
-    if not trained_rows:
+    # The rows that take options of the base. Not among them are rows with predictions of another
+    # system, which ``sort_rows`` leaves out, and rows that start from the trained models of another
+    # row (their parent), which have the parent's options.
+    names = [name for name in plan.sort_rows() if not plan.rows[name].parent]
+    if not names:
         raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
 
-    # _find_unread_option finds one unread option that is not in ``row.unread`` yet. So call it
-    # until it finds none.
-    for name in plan.sort_rows():
-        row = plan.rows[name]
-        while key := _find_unread_option(plan, name):
-            row.unread = (*row.unread, key)
-
-    # Restore the options that no row reads. A row with a parent (the row whose trained models it
-    # starts from) takes only what its parent reads of the base, so it does not count.
-    unread_by_all = set.intersection(*(set(row.unread) for row in trained_rows if not row.parent))
-    for row in trained_rows:
-        row.unread = tuple(key for key in row.unread if key not in unread_by_all)
+    unread = {name: _list_unread_options(plan, name) for name in names}
+    unread_by_all = set.intersection(*map(set, unread.values()))  # likely misspellings
+    for name in names:
+        plan.rows[name].unread += tuple(key for key in unread[name] if key not in unread_by_all)
 
 
-def _find_unread_option(plan: Plan, name: str) -> str:
-    """Return an option of the study's base that the model of a row does not read.
-
-    To find it, the complete options of the row are made, without those in ``row.unread``. Of
-    options that the model does not read, the first one raises an error, which has its name.
+def _list_unread_options(plan: Plan, name: str) -> list[str]:
+    """Return the options of the study's base that the model of a row does not read.
 
     Args:
         plan: the study; its base has the options of all rows.
-        name: name of the row (a configuration of the study).
+        name: name of the row, a configuration of the study that has no parent.
 
     Returns:
-        Name of the first such option; empty if the model reads all options of the base. It is also
-        empty if the row has another mistake, which :func:`check_plan` reports later.
+        Names of these options. If the row has another mistake, which :func:`check_plan` reports
+        later, some may be missing.
     """
-    try:
-        complete_options(plan.make_first_options(name))
-    except UnknownKey as error:  # the model does not read the option ``error.key``
-        # If the row gives this option itself, that is a mistake in the row, and not of the base.
-        is_of_base = error.key in plan.base.options and error.key not in plan.rows[name].options
-        return error.key if is_of_base else ""
-    except UsageError:
-        pass  # another mistake: check_plan finds it again, and reports it with file and line
-    return ""
+    options = plan.make_first_options(name)
+    # An option that the row gives itself is a mistake of the row if its model does not read it.
+    only_in_base = plan.base.options.keys() - plan.rows[name].options.keys()
+
+    # The error for an unread option names only the first one. So leave that out, and try again.
+    unread: list[str] = []
+    while True:
+        try:
+            complete_options(options)
+            return unread
+        except UnknownKey as error:  # the model does not read the option ``error.key``
+            if error.key not in only_in_base or error.key not in options:
+                return unread
+            unread.append(error.key)
+            del options[error.key]
+        except UsageError:
+            return unread
 
 
 def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
