@@ -98,10 +98,10 @@ def split_log(
 def leave_last_out(num_targets: np.ndarray, num_until: np.ndarray, value: Any) -> np.ndarray:
     """Hold out the last targets of each user for test, the ones before them for validation.
 
-    A user with too few targets for all parts keeps one for training; test comes next, validation
-    last. An interaction that cannot be a target belongs to the part of the target before it. For
-    example, with one target held out for each part, a user whose interactions are [no target,
-    target, target, target] has the parts [TRAIN, TRAIN, VALID, TEST].
+    A user with too few targets for all parts keeps the first, if there is one, for training; test
+    comes next, validation last. An interaction that cannot be a target belongs to the part of the
+    target before it. For example, with one target held out for each part, a user whose interactions
+    are [no target, target, target, target] has the parts [TRAIN, TRAIN, VALID, TEST].
 
     Args:
         num_targets: [interactions] number of possible targets of the interaction's user; above,

@@ -45,6 +45,7 @@ from recbole_pos.layers.large_products import fixed_chunk_elements, iterate_chun
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
 BINARY = ("BCE", "gBCE")  # values of ``loss_type``: the target against each negative
+SAMPLED_LOSSES = (*BINARY, "sampled_softmax", "in_batch")  # all that ``SampledLoss`` computes
 TINY = 1e-9  # least 1 - q_t: a target that is all of q would divide by zero
 
 
@@ -55,7 +56,7 @@ class SampledLoss:
     Items are sampled with torch's default generator, with replacement.
 
     Attributes:
-        loss_type: one of ``BINARY``, sampled_softmax or in_batch.
+        loss_type: one of ``SAMPLED_LOSSES``.
         counts: [items] training interactions of each item; with ``in_batch`` how often each is a
             target in an epoch.
         negatives: n, negatives of a position; not read by ``in_batch``.

@@ -27,7 +27,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.forward import compute_loss, encode_queries, score_items
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
-from recbole_pos.layers.sampled import SampledLoss
+from recbole_pos.layers.sampled import SAMPLED_LOSSES, SampledLoss
 from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.side_information import (
@@ -55,6 +55,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
 
     Raises:
         UsageError: for an unknown ``loss_type``.
+        NotImplementedError: for one that has a yaml in ``properties/loss/`` and no branch here.
     """
     kind = config["loss_type"]
     check_choice("loss_type", kind, ("CE", *list_property_files("loss")))
@@ -64,7 +65,10 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
 
-    # All other losses compare a target with wrong items, the negatives. The probability of an item
+    if kind not in SAMPLED_LOSSES:
+        raise NotImplementedError(f"loss_type: build_loss does not build {kind}")
+
+    # These losses compare a target with wrong items, the negatives. The probability of an item
     # to be a negative follows from its count.
     if not dataset.has_log:  # loaded for serving, without interactions: the loss is not used
         counts = np.ones(dataset.item_num)
