@@ -215,7 +215,8 @@ class AttrFormer(PosSASRec):
         attention = RelationAttention(options, position, num_relations, num_heads, head_size)
 
         parity = "odd" if number % 2 else "even"
-        aggregates = num_user_relations > 0 and config["user_layers"] in ("all", parity)
+        is_chosen = config["user_layers"] in ("all", parity)
+        aggregates = is_chosen and num_user_relations > 0
         gated = config["user_update"] == "gated"
         return RelationLayer(attention, FeedForward(options), aggregates, gated)
 
