@@ -188,6 +188,11 @@ def test_what_processes_cannot_share_is_refused(experiment, monkeypatch) -> None
         with pytest.raises(UsageError, match="^nproc: "):
             experiment(model, **options)
 
+    # a process without a target would leave the others waiting for its metrics
+    monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda: Shard(0, 10**6))
+    with pytest.raises(UsageError, match="^nproc: 1000000 processes"):
+        experiment("FPARec")
+
 
 SIZE = 2
 

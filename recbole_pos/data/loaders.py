@@ -530,12 +530,21 @@ def make_held_out_loaders(
         config: the configuration.
         parts: dataset of each phase, by name.
 
+    Raises:
+        UsageError: for more processes than targets: a process without a target would leave the
+            others waiting for it.
     """
-    held_out = PHASES[1:]  # all but training
-    return {
-        phase: TargetLoader(config, parts[phase]) if len(parts[phase]) else None
-        for phase in held_out
-    }
+    num_processes = current_shard().size
+    loaders: dict[str, TargetLoader | None] = {}
+    for phase in PHASES[1:]:  # all but training
+        loader = TargetLoader(config, parts[phase]) if len(parts[phase]) else None
+        if loader is not None and loader.num_targets < num_processes:
+            raise UsageError(
+                f"nproc: {num_processes} processes share the {phase} targets, of which there are "
+                f"{loader.num_targets}; use fewer"
+            )
+        loaders[phase] = loader
+    return loaders
 
 
 def _make_sampler(config: Options, train: RecBoleView) -> Any:

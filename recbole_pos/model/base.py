@@ -54,8 +54,8 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         A function that returns the scalar mean loss.
 
     Raises:
-        UsageError: for an unknown ``loss_type``.
-        NotImplementedError: for one that has a yaml in ``properties/loss/`` and no branch here.
+        UsageError: for an unknown ``loss_type``, or one that has a yaml in ``properties/loss/`` and
+            no branch here.
     """
     kind = config["loss_type"]
     check_choice("loss_type", kind, ("CE", *list_property_files("loss")))
@@ -66,7 +66,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
 
     if kind not in SAMPLED_LOSSES:
-        raise NotImplementedError(f"loss_type: build_loss does not build {kind}")
+        raise UsageError(f"loss_type: {kind} has a yaml, but no branch in build_loss")
 
     # These losses compare a target with wrong items, the negatives. The probability of an item
     # to be a negative follows from its count.
