@@ -21,6 +21,7 @@ from recbole_pos.config.metrics import CUSTOM
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.experiment import evaluation
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.evaluation import EVENT, ITEMS, RANK, RowScores, TargetCollector
 from recbole_pos.layers import large_products
@@ -127,6 +128,20 @@ def test_ranks_equal_a_loop(tiny, tmp_path, model, options) -> None:
     for k in OPTIONS["topk"]:
         ndcg = np.where(table["rank"] < k, 1 / np.log2(table["rank"] + 2), 0.0).mean()
         assert test[f"ndcg@{k}"] == pytest.approx(ndcg, abs=1e-6)
+
+
+def test_repeats_and_habit_equal_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    users, items = np.sort(rng.integers(1, 9, 300)), rng.integers(1, 7, 300)
+    seconds = np.sort(rng.random(300) * 40 * 86_400)
+    targets = rng.choice(300, 90, replace=False)
+    repeats, habit = evaluation.find_repeats(users, items, seconds, targets)
+    hour = seconds // 3600 % 24
+    for target, count, share in zip(targets, repeats, habit, strict=True):
+        same = (users[:target] == users[target]) & (items[:target] == items[target])
+        near = np.isin((hour[:target][same] - hour[target]) % 24, (23, 0, 1))
+        assert count == len(near)
+        assert np.isnan(share) if not count else share == pytest.approx(100 * near.mean())
 
 
 def test_scores_that_are_no_numbers_are_not_ranked() -> None:

@@ -276,6 +276,8 @@ def test_a_plan_says_what_the_study_then_finds():
 def test_every_target_is_in_one_bin_of_each_kind():
     targets = pd.DataFrame({"history": [1, 5, 6, 15, 16, 99], "popularity": [0, 1, 2, 3, 0, 9]})
     targets["age"] = [0.0, 59.0, 60.0, 60.5, 3600.0, 9e9]  # seconds
+    targets["habit"] = [np.nan, 0.0, 5.0, 10.0, 99.0, 100.0]  # without earlier ones in no bin
+    assert sum(assign_bins(targets, {"habit": [9]})["habit"].values()).tolist() == [0] + 5 * [1]
     bins = {"history": [5, 15], "age": [60, 3600], "popularity": [2], "cold": True}
     found = assign_bins(targets, bins)
     for bins in found.values():

@@ -413,7 +413,7 @@ def make_rank_table(
     Returns:
         Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, number of earlier
         interactions of the user; ``age``, seconds since the newest of them; ``popularity``, number
-        of training interactions of the item.
+        of training interactions of the item; ``repeats`` and ``habit``, see :func:`find_repeats`.
     """
     # The targets of several processes come in any order.
     order = np.argsort(targets, kind="stable")
@@ -424,14 +424,68 @@ def make_rank_table(
     # interaction the number of earlier ones of its user.
     log = dataset.log
     users, items = log.users.numpy()[targets], log.items.numpy()[targets]
-    times = log.times.numpy()
-    seconds_since_newest = (times[targets] - times[targets - 1]) * SECONDS[time_unit]
+    seconds = log.times.numpy() * SECONDS[time_unit]
+    repeats, habit = find_repeats(log.users.numpy(), log.items.numpy(), seconds, targets)
     columns = {
         "user": dataset.field2id_token[dataset.uid_field][users].astype(str),
         "item": dataset.field2id_token[dataset.iid_field][items].astype(str),
         "rank": ranks[order],
         "history": log.ranks[targets],
-        "age": seconds_since_newest,
+        "age": seconds[targets] - seconds[targets - 1],
         "popularity": dataset.popularity[items],
+        "repeats": repeats,
+        "habit": habit,
     }
     return pd.DataFrame(columns)
+
+
+def find_repeats(
+    users: np.ndarray, items: np.ndarray, seconds: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how often users have had the target before, and whether at that time of the day.
+
+    If a user had an item at 8:10, 9:50 and 20:00 and has it again at 9:30, repeats is 3, and habit
+    is 66.7: 8:10 and 9:50 are in the same hour of the day as 9:30, or in one next to it.
+
+    Args:
+        users, items, seconds: [n] of each interaction of the log, sorted by user and time.
+        targets: [targets] which interactions are targets.
+
+    Returns:
+        repeats: [targets] number of earlier interactions of the user with the item.
+        habit: [targets] percentage of these in the same hour of the day, the one before, or the one
+            after; NaN where there are none.
+    """
+    # Keep only interactions of users with items that are targets of theirs. A pair is a number for
+    # a user with an item.
+    pairs = users.astype(np.int64) * (int(items.max()) + 1) + items
+    pair = pd.Index(pairs[targets]).unique().get_indexer(pairs)  # from 0 on; -1 if no target
+    kept = np.flatnonzero(pair >= 0)
+
+    repeats = _count_earlier(pair[kept], kept, pair[targets], targets)
+    # Each pair has 24 groups, one for each hour of the day.
+    hour, target_hour = ((seconds[rows] // 3600).astype(np.int64) % 24 for rows in (kept, targets))
+    groups = pair[kept] * 24 + hour
+    near = np.zeros_like(repeats)
+    for shift in (-1, 0, 1):
+        wanted = pair[targets] * 24 + (target_hour + shift) % 24
+        near += _count_earlier(groups, kept, wanted, targets)
+    return repeats, 100 * near / np.where(repeats > 0, repeats, np.nan)
+
+
+def _count_earlier(
+    groups: np.ndarray, rows: np.ndarray, wanted: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """Return how many interactions of a group come before each target in the log.
+
+    Args:
+        groups: [n] group of each interaction, a number from 0 on.
+        rows: [n] its place in the log.
+        wanted: [targets] the group to count in.
+        targets: [targets] place of each target in the log.
+    """
+    # Keys sort by group, and within a group by the place in the log.
+    size = int(targets.max(initial=0)) + int(rows.max(initial=0)) + 1
+    keys = np.sort(groups * size + rows)
+    begins = wanted * size
+    return np.searchsorted(keys, begins + targets) - np.searchsorted(keys, begins)

@@ -28,8 +28,9 @@ from recbole_pos.values import is_number, is_whole, nearest, shown
 
 FIRST_SEED = 2020  # RecBole's default
 # What test targets can be grouped into bins by: the length of the user's history, the age of its
-# newest interaction, the number of training interactions of the target item, or whether it has any.
-KindOfBins = Literal["history", "age", "popularity", "cold"]
+# newest interaction, how often it has the target item and how many percent of these at that time of
+# the day, the number of training interactions of the target item, or whether it has any.
+KindOfBins = Literal["history", "age", "repeats", "habit", "popularity", "cold"]
 COLD = "cold"
 METRICS = ("ndcg@10", "hit@10", "mrr@10")  # metrics of a study that names none
 
@@ -137,8 +138,8 @@ def _check_bins(bins: dict[KindOfBins, Any]) -> dict[KindOfBins, Any]:
     """Check the key ``bins`` of a study, which groups the test targets.
 
     Args:
-        bins: ``history``, ``age`` or ``popularity`` -> ascending edges between the bins, such as
-            ``[5, 15]``; or ``cold`` -> whether cold items (never seen in training) are a bin.
+        bins: a kind such as ``history`` -> ascending edges between the bins, such as ``[5, 15]``;
+            or ``cold`` -> whether cold items (never seen in training) are a bin.
 
     Returns:
         The same bins, without those that are switched off by ``cold: false``.
@@ -519,8 +520,7 @@ def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     ``history over 15``. A bin has the values above one edge and up to the next.
 
     Args:
-        kind: ``history``, ``age`` or ``popularity``. Edges of an age are seconds, shown as
-            durations.
+        kind: a kind with edges. Edges of an ``age`` are seconds, shown as durations.
         edges: at least one edge, ascending.
 
     Returns:

@@ -173,8 +173,9 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[Any, Any]) -> dict[str, dic
 
     Args:
         targets: one line per target, as in a :class:`RankTable`.
-        bins: ``history``, ``age`` or ``popularity`` -> ascending edges; a bin has the values above
-            one edge and up to the next. Or ``cold`` -> True; cold items have a popularity of 0.
+        bins: a kind such as ``history`` -> ascending edges; a bin has the values above one edge and
+            up to the next, and no bin has missing ones. Or ``cold`` -> True; cold items have a
+            popularity of 0.
 
     Returns:
         Kind -> name of the bin -> [targets] bool, whether a target is in it.
@@ -185,7 +186,8 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[Any, Any]) -> dict[str, dic
         if kind == COLD:
             masks[kind] = {"cold items": values == 0, "other items": values != 0}
         else:
-            bin_index = np.searchsorted(edges, values)  # a value equal to an edge is below it
+            # A value equal to an edge is below it. One that is missing (NaN) is in no bin.
+            bin_index = np.where(np.isnan(values), -1, np.searchsorted(edges, values))
             masks[kind] = {name: bin_index == i for i, name in enumerate(name_bins(kind, edges))}
     return masks
 

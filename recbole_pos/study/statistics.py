@@ -29,7 +29,8 @@ from recbole_pos.errors import UsageError
 LEVEL = 0.95  # of confidence intervals
 POWER = 0.8  # of the minimum detectable difference
 EVERY = slice(None)  # mask of all targets
-_OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")  # of targets, if a run has them
+# Columns of targets, if a run has them.
+_OPTIONAL_COLUMNS = ("item", "history", "age", "repeats", "habit", "popularity")
 _MOST_UNITS_IN_FULL = 13  # up to so many units, all sign flips are tried, 2^13 at most
 _NUM_RANDOM_FLIPS = 9_999  # of more units
 _MOST_SIGNS = 20_000_000  # in memory at a time
