@@ -7,6 +7,7 @@ arguments, :func:`resume_search` reads them from the folder of an earlier call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ class Search:
 def plan_search(
     model: str | type | None,
     dataset: str | None,
-    space: str | Path | None,
+    space: str | Path | Mapping[str, Any] | None,
     config_file_list: list[str] | None,
     config_dict: dict[str, Any],
     args: SearchArguments,
@@ -133,7 +134,7 @@ def plan_search(
     Args:
         model: name or class of the model; None if the files name it.
         dataset: name of the dataset; None if the files name it.
-        space: file of the searched options; None for the model's own.
+        space: the searched options, as a file or as the mapping in it; None for the model's own.
         config_file_list: yaml files with options of all trials.
         config_dict: options over these files.
         args: the other arguments of the search, such as searcher and number of trials.
@@ -148,7 +149,10 @@ def plan_search(
     # files and arguments. Not strict: an option without effect here may have one in a trial.
     config = PosConfig(model, dataset, config_file_list, config_dict, strict=False)
     given = config.external_config_dict
-    whole_space = read_space(find_space_file(space, config["model"]))
+    if isinstance(space, Mapping):
+        whole_space = parse_space(space, {})
+    else:
+        whole_space = read_space(find_space_file(space, config["model"]))
 
     # A file may give options of single position schemes, which depend on the schemes of the model.
     # If the space decides the schemes, it has to give their options, too.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ class SearchResult:
 def tune(
     model: str | type | None = None,
     dataset: str | os.PathLike[str] | None = None,
-    space: str | Path | None = None,
+    space: str | Path | Mapping[str, Any] | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     *,
@@ -116,7 +117,8 @@ def tune(
     Args:
         model: name or class of the model, as of :func:`recbole_pos.run`.
         dataset: the dataset, as of :func:`recbole_pos.run`.
-        space: a yaml file; the model's own in ``properties/tune/`` when None.
+        space: a yaml file, or the mapping in it, such as ``{"n_layers": {"choice": [1, 2]}}``; the
+            model's own in ``properties/tune/`` when None.
         config_file_list: configuration of all trials.
         config_dict: options over these files; an option given here is the same in all trials,
             also if the space has it.
