@@ -1,14 +1,12 @@
 """``make bench-gpu``: the cost of training on this GPU, in nine minutes; writes ``results/gpu.md``.
 
 Every section is a process of its own, so that memory is its own and one that fails leaves the
-others. Data are generated, but for ml-100k.
+others. Data are generated. Quality by precision is a study of its own, ``studies/precision.yaml``.
 """
 
 import platform
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ from training import build, epoch_flops, mean_seconds, peak_flops, time_steps
 from recbole_pos.layers.losses import full_cross_entropy
 
 SECONDS = 15.0  # of an epoch that is longer: the rest is extrapolated
-PRECISIONS = ("fp32", "tf32", "bf16")  # values of the option ``precision``
+PRECISIONS = ("bf16", "tf32", "fp32")  # values of the option ``precision``
 PRODUCT = 8192  # rows and columns of the matrices whose product is the fastest
 GB = 2**30
-Rows = Iterator[list[str]]  # of a table, its head first
+ITEMS, POSITIONS, HIDDEN = 1_000_000, 4_096, 128  # of the loss over a million items
 
 
 @dataclass(frozen=True)
@@ -93,63 +91,55 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
     return [*times, f"{flops / 1e12:.1f}", of_product, f"{peak_gb:.1f}"]
 
 
-def epochs(sizes: tuple[Size, ...], option: str, values: Any) -> Rows:
-    """Yield the rows of a table of epochs, its header first, with a row for each size and value.
+def epochs(sizes: tuple[Size, ...], option: str, values: tuple[Any, ...]) -> str:
+    """Return a table of epochs, with a row for each size and value.
 
     Args:
         sizes: sizes of data and model.
         option: name of an option.
         values: its values to compare.
     """
-    yield [
-        *("d, layers", option, "s an epoch", "measured", "first steps, s", "targets/s"),
-        *("TFLOP/s", "of a product", "GB"),
-    ]
+    rows = []
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
             write_log(Path(folder), size.events, size.each, size.items)
             for value in values:
                 figures = measure_epoch(size, folder, **{option: value})
-                yield [f"{size.d}, {size.layers}", str(value), *figures]
+                rows.append([f"{size.d}, {size.layers}", str(value), *figures])
+    heads = ("d, layers", option, "s an epoch", "measured", "first steps, s", "targets/s")
+    return table((*heads, "TFLOP/s", "of a product", "GB"), rows)
 
 
-def million(items: int, positions: int, d: int) -> Rows:
-    """Yield the rows of a table, its header first, of the loss over a million items.
+def million() -> str:
+    """Return a table of the loss over a million items.
 
     It shows that the loss never holds the scores (logits) of all items at once.
-
-    Args:
-        items: number of items.
-        positions: number of states that are scored in a step.
-        d: hidden size.
     """
-    yield ["precision", "GB beside weights", "GB of all logits", "ms a step"]
+    rows = []
     for dtype in ("float32", "bfloat16"):
-        beside_gb, seconds = measure_loss(items, positions, d, dtype == "bfloat16")
-        logits_gb = positions * items * 4 / GB
-        yield [dtype, f"{beside_gb:.2f}", f"{logits_gb:.2f}", f"{1e3 * seconds:.1f}"]
+        beside_gb, seconds = measure_loss(is_rounded=dtype == "bfloat16")
+        logits_gb = POSITIONS * ITEMS * 4 / GB
+        rows.append([dtype, f"{beside_gb:.2f}", f"{logits_gb:.2f}", f"{1e3 * seconds:.1f}"])
+    return table(("precision", "GB beside weights", "GB of all logits", "ms a step"), rows)
 
 
-def measure_loss(items: int, positions: int, d: int, is_rounded: bool) -> tuple[float, float]:
+def measure_loss(is_rounded: bool) -> tuple[float, float]:
     """Return memory and time of a training step that consists of the loss alone.
 
     Args:
-        items: number of items.
-        positions: number of states that are scored.
-        d: hidden size.
         is_rounded: whether products are computed in bfloat16.
 
     Returns:
         Peak GB beside weights, gradients and optimiser; seconds of a step.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    weight = nn.Parameter(0.02 * torch.randn(items + 1, d, device=device))
+    weight = nn.Parameter(0.02 * torch.randn(ITEMS + 1, HIDDEN, device=device))
     optimizer = torch.optim.Adam([weight], fused=True)
     weight.grad = torch.zeros_like(weight)
     optimizer.step()  # makes the optimiser's state, which is not the loss's memory
 
-    hidden = torch.randn(positions, d, device=device, requires_grad=True)
-    targets = torch.randint(1, items + 1, (positions,), device=device)
+    hidden = torch.randn(POSITIONS, HIDDEN, device=device, requires_grad=True)
+    targets = torch.randint(1, ITEMS + 1, (POSITIONS,), device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -167,54 +157,13 @@ def measure_loss(items: int, positions: int, d: int, is_rounded: bool) -> tuple[
     return added / GB, seconds
 
 
-def precisions(seeds: int, options: dict[str, Any]) -> Rows:
-    """Yield the rows of a table, its header first, of quality and time on ml-100k by precision.
-
-    Args:
-        seeds: number of seeds; each has a row for each precision.
-        options: options of the runs.
-    """
-    yield ["seed", "precision", "NDCG@10", "s of training", "s to 99% of fp32"]
-    for seed in range(seeds):
-        level = 0.0  # 99% of the best validation of fp32, which is trained first
-        for name in PRECISIONS:
-            experiment = build("PosSASRec", "ml-100k", precision=name, seed=seed, **options)
-            trainer, loaders = experiment.trainer, experiment.loaders
-            trainer.fit(loaders["train"], loaders["valid"], False, saved=False)
-            score, progress = trainer.evaluate(loaders["test"])["ndcg@10"], trainer.progress
-            level = level or 0.99 * (progress.best_score or 0.0)
-            figures = [f"{score:.4f}", f"{progress.training_seconds:.1f}"]
-            yield [str(seed), name, *figures, _seconds_to(progress.history, level)]
-
-
-def _seconds_to(history: list[dict[str, Any]], level: float) -> str:
-    """Return the seconds of training until validation first reached an NDCG@10, as text.
-
-    Args:
-        history: epochs, each with its ``seconds`` and the metrics of validation under ``valid``.
-        level: the NDCG@10.
-    """
-    seconds = 0.0
-    for line in history:
-        seconds += line["seconds"]
-        if (line["valid"] or {}).get("ndcg@10", 0.0) >= level:
-            return f"{seconds:.1f}"
-    return "not reached"
-
-
-# name of a section -> makes the rows of its table
-SECTIONS: dict[str, Callable[[], Rows]] = {
-    "ml-20m": partial(epochs, (ML_20M,), "precision", PRECISIONS[::-1]),
-    "ml-1m": partial(epochs, (ML_1M,), "precision", PRECISIONS[::-1]),
-    "compile": partial(epochs, (ML_20M, ML_1M), "compile", (False, True)),
-    "million": partial(million, 1_000_000, 4_096, 128),
-    "precision": partial(precisions, 3, {"epochs": 10}),
+# name of a section -> the function that makes its table, and its arguments
+SECTIONS: dict[str, tuple[Any, ...]] = {
+    "ml-20m": (epochs, (ML_20M,), "precision", PRECISIONS),
+    "ml-1m": (epochs, (ML_1M,), "precision", PRECISIONS),
+    "compile": (epochs, (ML_20M, ML_1M), "compile", (False, True)),
+    "million": (million,),
 }
-
-
-def measure(name: str) -> list[list[str]]:
-    """Return the rows of a section's table, its header first, measured in this process."""
-    return list(SECTIONS[name]())
 
 
 def main() -> None:
@@ -222,10 +171,9 @@ def main() -> None:
     page = RESULTS / "gpu.md"
     about = f"{torch.cuda.get_device_name()}; Python {platform.python_version()}, torch "
     replace_section(page, "machine", f"{about}{torch.__version__}.")
-    for name in SECTIONS:
+    for name, (function, *args) in SECTIONS.items():
         try:
-            head, *rows = run_alone(measure, name)
-            text = table(head, rows)
+            text = run_alone(function, *args)
         except Exception as error:  # the other sections are measured all the same
             text = f"Failed: {type(error).__name__}: {error}"
         replace_section(page, name, text)
