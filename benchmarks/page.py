@@ -11,14 +11,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 HERE = Path(__file__).parent
 DOCS, RESULTS = HERE.parent / "docs", HERE.parent / "results"
@@ -125,16 +123,6 @@ def time_call(call: Callable[[], Any], clock: Callable[[], float] = time.perf_co
     began = clock()
     call()
     return clock() - began
-
-
-def show_percentiles(seconds: Sequence[float], digits: int) -> str:
-    """Return median and 99th percentile of times as text in milliseconds, such as ``1.2 / 3.4``.
-
-    Args:
-        seconds: the times.
-        digits: number of decimals.
-    """
-    return " / ".join(f"{1000 * x:.{digits}f}" for x in np.percentile(seconds, (50, 99)))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
