@@ -137,35 +137,6 @@ def mark(is_met: bool) -> str:
     return "yes" if is_met else "**no**"
 
 
-RATIO_HEADS = ("what", "ours", "peer", "ratio", "goal", "met")
-
-
-def compare(
-    what: str,
-    ours: float,
-    peer: float,
-    form: str = "{:.2f} s",
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> list[str]:
-    """Return a row of a table with RATIO_HEADS: our figure, a peer's, their ratio and its goal.
-
-    Args:
-        what: what is compared.
-        ours: our figure.
-        peer: the peer's figure, by which ours is divided.
-        form: how figures are written, for ``str.format``.
-        at_least: goal, the smallest ratio that will do.
-        at_most: goal, the largest ratio that will do.
-    """
-    ratio, goal, is_met = ours / peer, "none", True
-    if at_least is not None:
-        goal, is_met = f">= {at_least:g}", ratio >= at_least
-    if at_most is not None:
-        goal, is_met = f"<= {at_most:g}", ratio <= at_most
-    return [what, form.format(ours), form.format(peer), f"{ratio:.3g}", goal, mark(is_met)]
-
-
 def machine(threads: int = THREADS) -> str:
     """Return processor, threads, versions and load as text, which every page has."""
     import torch

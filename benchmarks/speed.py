@@ -4,16 +4,17 @@ Each figure is the best of ROUNDS runs of its side, every run in a process of it
 memory and allocator are its own. Prints the table and writes ``results/speed.md``.
 """
 
+import itertools
 import math
 import os
 import sys
 import tempfile
-import time
+from functools import partial
 from typing import Any
 
 import torch
 from data import short_histories, write_atomic
-from page import RATIO_HEADS, RESULTS, compare, in_turns, machine, replace_section, run_alone, table
+from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table, time_call
 from training import LAYERS, SIZES, D, build, epoch_flops, peak_flops
 
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -71,30 +72,26 @@ def train_ours(model: str, data: str, epochs: int, options: dict[str, Any]) -> d
     Returns:
         ``targets_per_second`` (predicted items) and ``epoch_seconds`` of the fastest epoch;
         ``floor_seconds``, which its matrix products alone would take; ``evaluation_seconds`` of
-        ``users``; ``curve``, seconds so far and NDCG@10 after each epoch; ``peak_rss_mb``.
+        ``users``; ``curve``, seconds of training so far and NDCG@10 after each epoch;
+        ``peak_rss_mb``.
     """
     experiment = build(model, data, epochs=epochs, **MODELS[model], **options)
-    trainer, started, curve = experiment.trainer, time.perf_counter(), []
-    loader = trainer.training_loader(experiment.loaders["train"])
-    speeds, evaluations = [], []
-    trainer.eval_collector.data_collect(experiment.loaders["train"])
-    for epoch in range(epochs):
-        line = trainer._train_epoch(loader, epoch)
-        speeds.append(line["targets_per_second"])
-        trained = time.perf_counter()
-        result = trainer.evaluate(experiment.loaders["valid"], load_best_model=False)
-        evaluations.append(time.perf_counter() - trained)
-        curve.append((trained - started, float(result["ndcg@10"])))
-
-    best = max(speeds[1:])
-    flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *PRODUCTS[model])
+    trainer, valid = experiment.trainer, experiment.loaders["valid"]
+    trainer.fit(experiment.loaders["train"], valid, verbose=False, saved=False)
+    history = trainer.progress.history
+    seconds = itertools.accumulate(line["seconds"] for line in history)
+    scores = [line["valid"]["ndcg@10"] for line in history]
+    best = max(line["targets_per_second"] for line in history[1:])
+    items = experiment.dataset.item_num - 1
+    flops = epoch_flops(trainer.loader, D, LAYERS, items, *PRODUCTS[model])
+    evaluate = partial(trainer.evaluate, valid, load_best_model=False)
     return {
         "targets_per_second": best,
-        "epoch_seconds": loader.num_targets / best,
+        "epoch_seconds": trainer.loader.num_targets / best,
         "floor_seconds": flops / peak_flops("cpu", torch.float32, 2048),
-        "evaluation_seconds": min(evaluations),
-        "users": len(experiment.loaders["valid"]._dataset),
-        "curve": curve,
+        "evaluation_seconds": min(time_call(evaluate) for _ in range(epochs)),
+        "users": valid.num_targets,
+        "curve": list(zip(seconds, scores, strict=True)),
         "peak_rss_mb": peak_rss_mb(),
     }
 
@@ -103,13 +100,13 @@ def train_recbole(batches: int, options: dict[str, Any], detects_anomalies: bool
     """Train RecBole's SASRec on ml-100k: its config, dataset, augmentation, loaders and trainer.
 
     Args:
-        batches: time this many batches; 0 for two whole epochs and a validation.
+        batches: time this many batches; 0 for two whole epochs. One more warms up before.
         options: options of the run.
         detects_anomalies: whether autograd's anomaly detection is on.
 
     Returns:
-        ``targets_per_second`` and ``peak_rss_mb``; with whole epochs also ``seconds`` and
-        ``ndcg@10``.
+        ``targets_per_second``, ``seconds`` and ``peak_rss_mb`` of the training, and the validation
+        ``ndcg@10`` after it.
     """
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation
@@ -125,31 +122,49 @@ def train_recbole(batches: int, options: dict[str, Any], detects_anomalies: bool
     trainer.eval_collector.data_collect(train)
 
     torch.autograd.set_detect_anomaly(detects_anomalies)
-    # What RecBole's trainer does in an epoch, so that it can be stopped after some batches.
-    rows, started = 0, None
-    for _ in range(1 if batches else 2):
-        trainer.model.train()
-        for number, batch in enumerate(train):
-            if started is None and number == 1:  # the first batch warms up
-                started, rows = time.perf_counter(), 0
-            trainer.optimizer.zero_grad()
-            loss = trainer.model.calculate_loss(batch)
-            trainer._check_nan(loss)
-            loss.backward()
-            trainer.optimizer.step()
-            rows += len(batch)
-            if number == (batches or math.inf):
-                break
-
-    seconds = time.perf_counter() - started
-    figures = {"targets_per_second": rows / seconds, "peak_rss_mb": peak_rss_mb()}
-    if not batches:
-        ndcg = float(trainer._valid_epoch(valid)[1]["ndcg@10"])
-        figures |= {"seconds": seconds, "ndcg@10": ndcg}
-    return figures
+    trainer._train_epoch(itertools.islice(train, 1), 0)
+    # What is given to RecBole's trainer as an epoch: some batches of one, or two whole epochs.
+    two_epochs = itertools.chain(train, train)
+    given = itertools.islice(two_epochs, batches or None)
+    seconds = time_call(partial(trainer._train_epoch, given, 0))
+    rows = batches * config["train_batch_size"] or 2 * len(train._dataset)  # each has a target
+    return {
+        "targets_per_second": rows / seconds,
+        "seconds": seconds,
+        "peak_rss_mb": peak_rss_mb(),
+        "ndcg@10": float(trainer._valid_epoch(valid)[1]["ndcg@10"]),
+    }
 
 
 # --- the comparison ---
+
+HEADS = ("what", "ours", "peer", "ratio", "goal", "met")
+
+
+def compare(
+    what: str,
+    ours: float,
+    peer: float,
+    form: str = "{:.2f} s",
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> list[str]:
+    """Return a row of a table with HEADS: our figure, a peer's, their ratio and its goal.
+
+    Args:
+        what: what is compared.
+        ours: our figure.
+        peer: the peer's figure, by which ours is divided.
+        form: how figures are written, for ``str.format``.
+        at_least: goal, the smallest ratio that will do.
+        at_most: goal, the largest ratio that will do.
+    """
+    ratio, goal, is_met = ours / peer, "none", True
+    if at_least is not None:
+        goal, is_met = f">= {at_least:g}", ratio >= at_least
+    if at_most is not None:
+        goal, is_met = f"<= {at_most:g}", ratio <= at_most
+    return [what, form.format(ours), form.format(peer), f"{ratio:.3g}", goal, mark(is_met)]
 
 
 def best_of(*turns: Turn, rounds: int = ROUNDS) -> list[dict[str, Any]]:
@@ -208,7 +223,7 @@ def main() -> None:
     """Measure, print, write."""
     sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     rows = [row for case in CASES for row in against_floor(*case)] + against_recbole()
-    text = f"{machine()}, best of {ROUNDS}.\n\n{table(RATIO_HEADS, rows)}"
+    text = f"{machine()}, best of {ROUNDS}.\n\n{table(HEADS, rows)}"
     replace_section(RESULTS / "speed.md", "speed", text)
 
 
