@@ -6,13 +6,11 @@ with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as suc
 conditions into ``results/scale.md`` and all cells into ``results/tables/scale.md``.
 """
 
-import itertools
 import os
 import resource
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,57 +41,45 @@ class Cell:
 
     Attributes:
         side: the model, and a loss that is not its own after a comma; or FIRST.
-        axis: the size that is varied.
         events: number of interactions.
         items: number of items.
         length: longest window of a history.
         each: mean number of interactions of a user.
     """
 
-    side: str = ""
-    axis: str = "events"
+    side: str
     events: int = 1_000_000
     items: int = 27_000
     length: int = 200
     each: int = 143
 
     @property
-    def size(self) -> int:
-        """Value of the size that is varied."""
-        return int(getattr(self, self.axis))
-
-    @property
     def log(self) -> str:
         """Name of the folder of its dataset."""
         return f"{self.events}-{self.items}-{self.each}"
 
-    @property
-    def key(self) -> str:
-        """Name of the measurement, on whichever axis: the centre is measured once."""
-        return f"{self.side} {self.log} {self.length}"
 
-
+# An axis is the attribute of a cell that is varied. A longer window reads the same dataset.
 AXES = {"items": "items", "length": "window length L", "events": "interactions"}
 SIZES = {
     "items": (10_000, 27_000, 100_000, 1_000_000),
     "length": (50, 300, 2_000),
     "events": (1_000_000, 5_000_000, 20_000_000),
 }
-# side by side on an axis; a longer window reads the same dataset
 SIDES = {"items": (FIRST, *MODELS, SCE), "length": MODELS, "events": (FIRST, *MODELS)}
 LARGEST = max(SIZES["events"])  # has one model
 LONG = 2_500  # interactions of a user on the axis of lengths, so that every window is full
 
 
-def list_cells() -> list[Cell]:
-    """Return the cells to measure, axis by axis; the largest log has one model only."""
-    cells = []
-    for axis, sizes in SIZES.items():
-        for size, side in itertools.product(sizes, SIDES[axis]):
-            cell = replace(Cell(side, axis), **{axis: size})
-            cells.append(replace(cell, each=LONG) if axis == "length" else cell)
-    only_one = {FIRST, MODELS[0]}
-    return [cell for cell in cells if cell.events < LARGEST or cell.side in only_one]
+def list_cells(axis: str) -> list[Cell]:
+    """Return the cells of an axis, side by side; the largest log has one model only.
+
+    Args:
+        axis: name in AXES.
+    """
+    same = {"each": LONG} if axis == "length" else {}
+    cells = [Cell(side, **{axis: size}, **same) for side in SIDES[axis] for size in SIZES[axis]]
+    return [cell for cell in cells if cell.events < LARGEST or cell.side in (FIRST, MODELS[0])]
 
 
 # --- one cell, in a process of its own ---
@@ -112,7 +98,7 @@ def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
     model = "PosSASRec" if model == FIRST else model
     options: dict[str, Any] = {
         "data_path": str(folder / cell.log),
-        "load_col": {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id"]},
+        "load_col": None,  # all columns, the items of the file of items, too
         "MAX_ITEM_LIST_LENGTH": cell.length,
         "valid_users": USERS,
     }
@@ -142,15 +128,13 @@ def measure(cell: Cell, folder: Path) -> dict[str, float]:
     experiment = build(model, GENERATED, **options)
     figures = {"start": time.process_time() - began}
     if cell.side != FIRST:
-        trainer = experiment.trainer
+        trainer, valid, clock = experiment.trainer, experiment.loaders["valid"], time.process_time
         # the first step makes the optimiser's state
         figures["epoch"] = extrapolate_epoch(trainer, experiment.loaders["train"], SECONDS, warm=1)
-        write = lambda: save(folder / "checkpoint.pt", capture_state(trainer))  # noqa: E731
-        figures["checkpoint"] = time_call(write, time.process_time)
-        loader = experiment.loaders["valid"]
-        ranked = partial(trainer.evaluate, loader, load_best_model=False)
-        seconds = time_call(ranked, time.process_time)
-        figures["evaluation"] = seconds / loader.num_targets * 1000
+        file = folder / "checkpoint.pt"
+        figures["checkpoint"] = time_call(lambda: save(file, capture_state(trainer)), clock)
+        seconds = time_call(lambda: trainer.evaluate(valid, load_best_model=False), clock)
+        figures["evaluation"] = 1000 * seconds / valid.num_targets
     return {**figures, "peak_mb": peak_rss_mb()}
 
 
@@ -206,44 +190,38 @@ def show_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def tabulate(results: list[tuple[Cell, dict[str, float]]], axis: str) -> str:
+def tabulate(axis: str, figures: dict[Cell, dict[str, float]]) -> str:
     """Return the table of an axis: each side's figures by size, then how fast they grow.
 
     Args:
-        results: cells with their figures, none of a cell that was stopped.
-        axis: the size that is varied.
+        axis: name in AXES.
+        figures: cell -> its figures, none of a cell that was stopped.
     """
-    lines = [
-        {"side": cell.side, "size": cell.size, **figures}
-        for cell, figures in results
-        if cell.axis == axis
-    ]
-    measured = pd.DataFrame(lines, columns=["side", "size", *FIGURES], dtype=object)
     rows = []
-    for side, cells in measured.groupby("side", sort=False):
-        figures = cells[[*FIGURES]].astype(float)
-        for size, line in zip(cells["size"], figures.to_numpy(), strict=True):
+    for side in SIDES[axis]:
+        cells = [cell for cell in list_cells(axis) if cell.side == side]
+        sizes = pd.Series([getattr(cell, axis) for cell in cells])
+        measured = pd.DataFrame([figures[cell] for cell in cells], columns=[*FIGURES], dtype=float)
+        for size, line in zip(sizes, measured.to_numpy(), strict=True):
             problem = " (stopped at its limit)" if np.isnan(line).all() else ""
             rows.append([side, f"{size:,}{problem}", *map(show_number, line)])
-        sizes = cells["size"].astype(float)
-        rows.append([side, "exponent", *(show_slope(sizes, figures[name]) for name in FIGURES)])
+        rows.append([side, "exponent", *(show_slope(sizes, measured[name]) for name in FIGURES)])
     return table(["", AXES[axis], *FIGURES.values()], rows)
 
 
 def main() -> None:
     """Measure every cell, and write the page."""
-    cells = list_cells()
+    figures: dict[Cell, dict[str, float]] = {}  # the centre, which is on two axes, once
     with tempfile.TemporaryDirectory() as folder:
-        figures = {}  # key of a cell -> its figures
-        for cell in cells:
-            if cell.key not in figures:
-                figures[cell.key] = run(cell, Path(folder))
-    results = [(cell, figures[cell.key]) for cell in cells]
+        for axis in AXES:
+            for cell in list_cells(axis):
+                if cell not in figures:
+                    figures[cell] = run(cell, Path(folder))
     conditions = f"{machine(1)}; {SECONDS:g} CPU-seconds of steps a cell, one turn."
     replace_section(RESULTS / "scale.md", "scale", conditions)
     parts = ["# How cost grows: all cells"]
     for axis, name in AXES.items():
-        parts += [f"## By {name}", tabulate(results, axis)]
+        parts += [f"## By {name}", tabulate(axis, figures)]
     (RESULTS / "tables" / "scale.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

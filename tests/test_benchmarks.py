@@ -59,8 +59,8 @@ def test_a_cell_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(scale, "measure", too_large)
     assert scale.run(cell, tmp_path) == {}
-    figures = [(cell, {}) for cell in scale.list_cells()]
-    assert "| PosRec | 2,000 (stopped at its limit) |" in scale.tabulate(figures, "length")
+    figures = {cell: {} for cell in scale.list_cells("length")}
+    assert "| PosRec | 2,000 (stopped at its limit) |" in scale.tabulate("length", figures)
 
 
 def test_a_server_is_measured() -> None:
