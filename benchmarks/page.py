@@ -59,7 +59,7 @@ def run_alone(function: Callable[..., Run], *args: Any) -> Run:
     return result
 
 
-def run_worker(venv: str, module: str, task: Any, *flags: str) -> str:
+def run_worker(venv: str, module: str, task: Any) -> str:
     """Run a worker in the virtual environment of a library, and return what it prints.
 
     If it fails, its error is shown, and the benchmark ends with a ``CalledProcessError``.
@@ -68,10 +68,9 @@ def run_worker(venv: str, module: str, task: Any, *flags: str) -> str:
         venv: name of the environment, which the Makefile makes; empty for that of this process.
         module: module in ``peer_workers``.
         task: what it has to do, an object of a dataclass.
-        flags: further arguments.
     """
     python = HERE.parent / f".venv-{venv}" / "bin" / "python" if venv else sys.executable
-    command = [python, "-m", f"peer_workers.{module}", json.dumps(asdict(task)), *flags]
+    command = [python, "-m", f"peer_workers.{module}", json.dumps(asdict(task))]
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         command, cwd=HERE, env=environment, stdout=subprocess.PIPE, check=True, text=True

@@ -8,10 +8,8 @@ its epoch does not hold exactly the targets, items to predict, that were counted
 peers into ``results/tables/``.
 """
 
-import json
-import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +19,6 @@ import pandas as pd
 from data import count_targets, long_histories, ml_100k, short_histories, training_events
 from page import RESULTS, in_turns, machine, replace_section, run_worker, table
 from peer_workers.common import Job
-
-Runs = list[dict[str, Any]]  # what a worker prints, of each run of a side
 
 
 @dataclass(frozen=True)
@@ -50,14 +46,12 @@ class Side:
         title: what tables call it.
         module: module in ``peer_workers`` that runs it.
         venv: name of its virtual environment; empty for the one of this process.
-        flags: arguments of the module.
-        settings: changes of the job, which our side then has, too.
+        settings: changes of the job, for our side, too.
     """
 
     title: str
     module: str
     venv: str = ""
-    flags: tuple[str, ...] = ()
     settings: tuple[tuple[str, Any], ...] = ()
 
 
@@ -75,13 +69,13 @@ REPLAY, FLAT = ("replay_worker", "replay"), ("rectools_flat_worker", "rectools")
 TRIMMED = "RePlay SasRec, trimmed"
 PEERS = (
     Side("RecTools FlatSASRecNet", *FLAT),
-    Side(TRIMMED, *REPLAY, settings=RELU),
+    Side(TRIMMED, *REPLAY, RELU),
     *(
-        Side(f"{TRIMMED}, buckets of {size}", *REPLAY, ("--bucket", str(size)), settings=RELU)
+        Side(f"{TRIMMED}, buckets of {size}", *REPLAY, (*RELU, ("bucket", size)))
         for size in (8, 32, 64)
     ),
-    Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
-    Side(f"{TRIMMED}, 256 negatives", *REPLAY, settings=RELU + SAMPLED),
+    Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, SAMPLED),
+    Side(f"{TRIMMED}, 256 negatives", *REPLAY, RELU + SAMPLED),
 )
 
 
@@ -94,52 +88,41 @@ def make_job(case: Case, folder: Path) -> Job:
     """
     events, file = training_events(case.table(), case.length), folder / "events.csv"
     events.to_csv(file, index=False)
-    return Job(str(file), case.length, targets=count_targets(events, case.length))
+    targets = count_targets(events, case.length)
+    return Job(str(file), case.length, targets, items=events["item_id"].nunique())
 
 
-def measure(side: Side, job: Job) -> dict[str, Any]:
-    """Train one side in a process of its own, and return what it has measured."""
-    printed = run_worker(side.venv, side.module, job, *side.flags)
-    return json.loads(printed.splitlines()[-1])
+def measure(side: Side, job: Job) -> float:
+    """Train one side in a process of its own, and return its targets a second."""
+    return float(run_worker(side.venv, side.module, job).splitlines()[-1])
 
 
-def describe(job: Job, sides: Iterable[tuple[Side, Runs]]) -> str:
-    """Return settings of all sides, machine and versions, as text of a page.
-
-    Args:
-        job: the settings.
-        sides: the libraries with their runs, which tell versions.
-    """
-    settings = (
+def describe(job: Job) -> str:
+    """Return the settings of all sides, the machine and what is timed, as text of a page."""
+    return (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
         f"feed-forward {job.inner_size}, dropout {job.dropout:g}, on attention weights "
         f"{job.attention_dropout:g}, cross-entropy over all items where no negatives are named, "
         f"the peer's activation, {job.batch_size} sequences a batch, Adam with learning rate "
-        f"{job.learning_rate:g}, float32, cpu, {machine(1)}."
+        f"{job.learning_rate:g}, float32, cpu, {machine(1)}. Peers have the versions of "
+        "`benchmarks/requirements-peers-*.txt`. Not timed: the steps of the first "
+        f"{job.warmup_seconds:g} s. Timed: those of the next {job.timed_seconds:g} s."
     )
-    versions = {  # without settings, each once
-        side.title.partition(",")[0]: ", ".join(map(" ".join, runs[0]["versions"].items()))
-        for side, runs in sides
-    }
-    lines = "\n".join(f"- {title}: {numbers}" for title, numbers in versions.items())
-    return f"{settings}\n\n{lines}"
 
 
 HEADS = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
 HEADS = (*HEADS, "theirs", "ratio: of the best (of single turns)", "goal")
 
 
-def speeds(runs: Runs) -> list[float]:
-    """Return the targets a second of every run."""
-    return [run["targets_per_second"] for run in runs]
+def show_best(values: list[float], form: str) -> str:
+    """Return ``2 (1 to 2)``: the largest value, and the range, written by ``form.format``."""
+    least, most = form.format(min(values)), form.format(max(values))
+    return f"{most} ({least} to {most})"
 
 
-def show_range(values: list[float], form: str) -> str:
-    """Return ``(1 to 2)``: the smallest and largest value, written by ``form.format``."""
-    return f"({form.format(min(values))} to {form.format(max(values))})"
-
-
-def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> tuple[float, list[str]]:
+def compare(
+    case: Case, side: Side, job: Job, ours: list[float], theirs: list[float]
+) -> tuple[float, list[str]]:
     """Return the ratio of our speed to a peer's, and the peer's row of the table.
 
     The ratio is that of the best runs, which are the least disturbed.
@@ -147,19 +130,16 @@ def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> tuple[
     Args:
         case: the dataset.
         side: the peer.
-        job: the job, for the number of targets.
-        ours: our runs with the peer's settings.
-        peers: the peer's runs, in the same turns.
+        job: the job, for the numbers of items and targets.
+        ours: targets a second of our runs with the peer's settings.
+        theirs: those of the peer's runs, in the same turns.
     """
-    # With another number of items, the loss over all of them would be another amount of work.
-    if ours[0]["items"] != peers[0]["items"]:
-        sys.exit(f"{ours[0]['items']} items here, {peers[0]['items']} in {side.title}")
-    ratio = max(speeds(ours)) / max(speeds(peers))
-    turns = [own / peer for own, peer in zip(speeds(ours), speeds(peers), strict=True)]
-    rates = [f"{max(x):,.0f} {show_range(x, '{:,.0f}')}" for x in map(speeds, (ours, peers))]
+    ratio = max(ours) / max(theirs)
+    turns = [own / peer for own, peer in zip(ours, theirs, strict=True)]
     return ratio, [
-        *(case.title, f"{ours[0]['items']:,}", f"{job.targets:,}", side.title, *rates),
-        f"{ratio:.2f} {show_range(turns, '{:.2f}')}",
+        *(case.title, f"{job.items:,}", f"{job.targets:,}", side.title),
+        *(show_best(speeds, "{:,.0f}") for speeds in (ours, theirs)),
+        f"{ratio:.2f} ({min(turns):.2f} to {max(turns):.2f})",
         f"{case.goal:g}: {'met' if ratio >= case.goal else '**not met**'}",
     ]
 
@@ -167,33 +147,23 @@ def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> tuple[
 def main() -> None:
     """Measure every case with every peer, and write the page.
 
-    Peers with the same settings share one set of our runs. Of each dataset and loss, the page has
-    the peer with the smallest ratio, and the table of all peers has a row for each.
+    Of each dataset and loss, the page has the peer with the smallest ratio, and the table of all
+    peers has a row for each.
     """
-    rows, fastest, measured = [], {}, {}
+    rows, strongest = [], {}
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            job = make_job(case, Path(folder))
+            data = make_job(case, Path(folder))
+            for peer in PEERS:
+                job = replace(data, **dict(peer.settings))
+                runs = in_turns((OURS, peer), REPEATS, partial(measure, job=job))
+                found = compare(case, peer, job, runs[OURS], runs[peer])  # ratio and row
+                rows.append(found[1])
+                print(rows[-1], flush=True)
+                key = case.title, job.negatives
+                strongest[key] = min(strongest.get(key, found), found)
 
-            for settings in dict.fromkeys(peer.settings for peer in PEERS):
-                alike = [peer for peer in PEERS if peer.settings == settings]
-                own_job = replace(job, **dict(settings))
-                runs = in_turns((OURS, *alike), REPEATS, partial(measure, job=own_job))
-                measured |= runs
-
-                for peer in alike:
-                    found = compare(case, peer, job, runs[OURS], runs[peer])  # ratio and row
-                    rows.append(found[1])
-                    print(rows[-1], flush=True)
-                    key = case.title, own_job.negatives
-                    fastest[key] = min(fastest.get(key, found), found)
-
-    settings = describe(job, measured.items())
-    timed = (
-        f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "
-        f"{job.min_seconds:g} s, at most {job.max_seconds:g} s."
-    )
-    text = f"{table(HEADS, [row for _, row in fastest.values()])}\n\n{settings}\n\n{timed}"
+    text = f"{table(HEADS, [row for _, row in strongest.values()])}\n\n{describe(job)}"
     replace_section(RESULTS / "speed_peers.md", "speed", text)
     page = f"# Training speed against other libraries: all peers\n\n{table(HEADS, rows)}\n"
     (RESULTS / "tables" / "speed_peers.md").write_text(page, encoding="utf-8")

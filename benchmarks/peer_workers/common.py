@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,12 +18,13 @@ if TYPE_CHECKING:
 class Job:
     """One run: its data, the settings that all sides share, and how long to measure.
 
-    ``targets`` is the number of targets of an epoch; a worker refuses to time any other.
+    A worker refuses to time another number of ``targets`` in an epoch, or of ``items`` to rank.
     """
 
     events: str  # csv with user_id, item_id, timestamp
     length: int
     targets: int
+    items: int
     batch_size: int = 128
     hidden_size: int = 64
     n_layers: int = 2
@@ -35,10 +35,10 @@ class Job:
     attention_dropout: float = 0.2
     learning_rate: float = 1e-3
     negatives: int = 0  # items that each target is compared with; 0 for all items
+    bucket: int = 0  # rows of like length that RePlay encodes together; 0 for the whole batch
     seed: int = 2024
     warmup_seconds: float = 5.0
-    min_seconds: float = 5.0
-    max_seconds: float = 12.0
+    timed_seconds: float = 10.0
 
     @classmethod
     def read(cls) -> Job:
@@ -55,8 +55,12 @@ class Job:
 class Clock:
     """Times training in steady state, from step to step.
 
-    The first epoch is warm-up, cut off after ``warmup_seconds``. Then at least one epoch's worth of
-    targets and ``min_seconds`` are timed, cut off after ``max_seconds``.
+    Steps of the first ``warmup_seconds`` do not count; those of the next ``timed_seconds`` do.
+
+    Attributes:
+        targets: number of targets of the steps that count.
+        seconds: their time.
+        done: whether enough was timed.
     """
 
     def __init__(self, job: Job) -> None:
@@ -67,22 +71,24 @@ class Clock:
 
     def tick(self, targets: int) -> None:
         """Note that steps over so many real targets have ended."""
-        job = self.job
-        self.targets += targets
-        self.seconds = time.perf_counter() - self.began
-        has_epoch = self.targets >= job.targets
+        now = time.perf_counter()
         if self.warm:
-            is_enough = has_epoch and self.seconds >= job.min_seconds
-            self.done = is_enough or self.seconds >= job.max_seconds
-        elif has_epoch or self.seconds >= job.warmup_seconds:
-            self.warm, self.targets = True, 0
-            self.began = time.perf_counter()
+            self.targets += targets
+            self.seconds = now - self.began
+            self.done = self.seconds >= self.job.timed_seconds
+        elif now - self.began >= self.job.warmup_seconds:
+            self.warm, self.began = True, now
+
+    def report(self) -> None:
+        """Print the targets a second, as the last line of standard output."""
+        print(self.targets / self.seconds, flush=True)
 
 
-def check_targets(targets: int, job: Job) -> None:
-    """Require that every side learns the same targets."""
-    if targets != job.targets:
-        sys.exit(f"an epoch has {targets} targets, expected {job.targets}")
+def check(job: Job, **counts: int) -> None:
+    """Require that every side has the same number of targets, or of items."""
+    for name, count in counts.items():
+        if count != getattr(job, name):
+            sys.exit(f"{count} {name}, expected {getattr(job, name)}")
 
 
 def set_attention_dropout(model: Module, probability: float) -> None:
@@ -92,13 +98,3 @@ def set_attention_dropout(model: Module, probability: float) -> None:
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = probability
-
-
-def report(clock: Clock, items: int, *packages: str) -> None:
-    """Print the result, with the versions of packages, as the last line of standard output."""
-    result = {
-        "targets_per_second": clock.targets / clock.seconds,
-        "items": items,
-        "versions": {name: version(name) for name in (*packages, "torch", "numpy")},
-    }
-    print(json.dumps(result), flush=True)

@@ -25,13 +25,13 @@ def main() -> None:
         experiment = build("PosSASRec", "events", **options)
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
-    common.check_targets(loader.num_targets, job)
+    common.check(job, targets=loader.num_targets, items=experiment.dataset.item_num - 1)
     clock, epoch = common.Clock(job), 0
     while not clock.done:
         trainer._train_epoch(loader, epoch)
         clock.tick(loader.num_targets)
         epoch += 1
-    common.report(clock, experiment.dataset.item_num - 1, "recbole-pos", "recbole")
+    clock.report()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main() -> None:
         torch.tensor(events[name].to_numpy()) for name in ("user_id", "item_id", "timestamp")
     )
     x, y, items, _ = build_sequences(*columns, max_len=job.length)
-    common.check_targets(int((y != 0).sum()), job)
+    common.check(job, targets=int((y != 0).sum()), items=len(items))
     net = FlatSASRecNet(
         len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
     )
@@ -49,7 +49,7 @@ def main() -> None:
                 break
     if not loss.isfinite():
         sys.exit("the loss is not finite")
-    common.report(clock, len(items), "rectools")
+    clock.report()
 
 
 if __name__ == "__main__":

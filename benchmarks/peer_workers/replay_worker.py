@@ -1,6 +1,5 @@
 """Time the training of RePlay's SasRec with its ways to less padding."""
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class Timing(lightning.Callback):
     def on_train_start(self, trainer, pl_module) -> None:
         module = trainer.datamodule
         batches = map(module.compiled_transforms["train"], trainer.train_dataloader)
-        common.check_targets(sum(map(real_targets, batches)), self.job)
+        common.check(self.job, targets=sum(map(real_targets, batches)))
         common.set_attention_dropout(pl_module, self.job.attention_dropout)
         self.clock = common.Clock(self.job)
 
@@ -114,12 +113,10 @@ def fit(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("job")
-    parser.add_argument("--bucket", type=int, help="encode so many rows of like length together")
-    job, given = common.Job.read(), parser.parse_args()
+    job = common.Job.read()
     events = pd.read_csv(job.events).sort_values(["user_id", "timestamp"])
     codes, items = pd.factorize(events["item_id"])
+    common.check(job, items=len(items))
     sequences = events.assign(item_id=codes).groupby("user_id")["item_id"].agg(list)
     schema = make_schema(len(items), job.hidden_size)
     model = SasRec.from_params(
@@ -131,8 +128,8 @@ def main() -> None:
         dropout=job.dropout,
         hidden_dim=job.inner_size,
     )
-    if given.bucket:
-        model.body.encoder = LengthBucketedQueryEncoder(model.body.encoder, given.bucket)
+    if job.bucket:
+        model.body.encoder = LengthBucketedQueryEncoder(model.body.encoder, job.bucket)
     if job.negatives:
         model.loss = CESampled(ignore_index=len(items))
         model.loss.logits_callback = model.get_logits
@@ -140,7 +137,7 @@ def main() -> None:
     optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
     module = LightningModule(model, optimizer_factory=optimizer)
     fit(module, schema, sequences, timing, job.length, job.batch_size, job.negatives)
-    common.report(timing.clock, len(items), "replay-rec", "lightning")
+    timing.clock.report()
 
 
 if __name__ == "__main__":
