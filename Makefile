@@ -83,7 +83,7 @@ bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds 
 	$(BIN)/python benchmarks/reading.py $(ARGS)
 
 bench-scale: $(VENV)/installed  ## how cost grows with events, length and items; writes results/scale.md
-	$(BIN)/python benchmarks/scale.py
+	OMP_NUM_THREADS=1 BENCH_THREADS=1 $(BIN)/python benchmarks/scale.py
 
 bench-serve: $(VENV)/installed  ## how fast `recbole-pos serve` answers; writes the table of docs/serving.md
 	$(BIN)/python benchmarks/serving.py serve

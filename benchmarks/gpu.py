@@ -4,7 +4,6 @@ Every section is a process of its own, so that memory is its own and one that fa
 others. Data are generated. Quality by precision is a study of its own, ``studies/precision.yaml``.
 """
 
-import platform
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 from data import GENERATED, write_log
-from page import RESULTS, replace_section, run_alone, table
+from page import RESULTS, machine, replace_section, run_alone, table
 from torch import nn
 from training import build, epoch_flops, mean_seconds, peak_flops, time_steps
 
@@ -169,8 +168,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
 def main() -> None:
     """Measure every section in a process of its own, and put its table into the page."""
     page = RESULTS / "gpu.md"
-    about = f"{torch.cuda.get_device_name()}; Python {platform.python_version()}, torch "
-    replace_section(page, "machine", f"{about}{torch.__version__}.")
+    replace_section(page, "machine", f"{torch.cuda.get_device_name()}; {machine()}.")
     for name, (function, *args) in SECTIONS.items():
         try:
             text = run_alone(function, *args)

@@ -18,6 +18,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 HERE = Path(__file__).parent
 DOCS, RESULTS = HERE.parent / "docs", HERE.parent / "results"
 THREADS = int(os.environ.get("BENCH_THREADS", "2"))  # of each process that is measured
@@ -53,7 +55,7 @@ def run_alone(function: Callable[..., Run], *args: Any) -> Run:
         function: a function of a module, with a result that json can hold.
         args: its arguments.
     """
-    with ProcessPoolExecutor(1, get_context("spawn"), _set_threads, (THREADS,)) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (THREADS,)) as pool:
         result = pool.submit(function, *args).result()
     print(*args, json.dumps(result), flush=True)
     return result
@@ -79,13 +81,6 @@ def run_worker(venv: str, module: str, task: Any) -> str:
     return done.stdout
 
 
-def _set_threads(number: int) -> None:
-    """Compute with so many threads in this process."""
-    import torch
-
-    torch.set_num_threads(number)
-
-
 def in_turns(
     sides: Iterable[Side], rounds: int, measure: Callable[[Side], Run]
 ) -> dict[Side, list[Run]]:
@@ -106,15 +101,6 @@ def in_turns(
         for side in runs:
             runs[side].append(measure(side))
     return runs
-
-
-def least(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the smallest value of each figure over several runs: disturbances only add to it.
-
-    Args:
-        runs: of each run, name -> figure.
-    """
-    return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
 def time_call(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -138,8 +124,6 @@ def mark(is_met: bool) -> str:
 
 def machine(threads: int = THREADS) -> str:
     """Return processor, threads, versions and load as text, which every page has."""
-    import torch
-
     return (
         f"{platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}, "
         f"torch {torch.__version__}, Python {platform.python_version()}, load of the machine "

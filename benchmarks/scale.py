@@ -6,7 +6,6 @@ with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as suc
 conditions into ``results/scale.md`` and all cells into ``results/tables/scale.md``.
 """
 
-import os
 import resource
 import tempfile
 import time
@@ -14,16 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = os.environ["BENCH_THREADS"] = "1"
+import numpy as np
+import pandas as pd
+from data import GENERATED, write_log
+from page import RESULTS, machine, replace_section, run_alone, table, time_call
+from training import build, extrapolate_epoch
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
-from data import GENERATED, write_log  # noqa: E402
-from page import RESULTS, machine, replace_section, run_alone, table, time_call  # noqa: E402
-from training import build, extrapolate_epoch  # noqa: E402
-
-from recbole_pos.experiment.checkpoint import capture_state, save  # noqa: E402
-from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
+from recbole_pos.experiment.checkpoint import capture_state, save
+from recbole_pos.experiment.folder import peak_rss_mb
 
 MEMORY = 12 << 30  # bytes of address space of a process
 CPU = 150  # seconds of a cell, all phases together
