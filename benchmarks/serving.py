@@ -287,24 +287,22 @@ def measure_index() -> tuple[list[list[str]], str]:
 def write_index() -> None:
     """Measure the approximate index of a million items, and write its table."""
     rows, built = run_alone(measure_index)
-    recalls = ("recall@100 when built", f"recall@{K} here")
-    heads = ("scored", "lists read", *recalls, "users a CPU-second")
+    heads = ("scored", "lists read", "recall@100 when built", f"recall@{K} here")
     note = (
         f"{MILLION:,} items, d = 64, trained on {SHOPPERS * LENGTH:,} interactions of {SHOPPERS:,} "
         f"generated users with {INTERESTS} of {GROUPS:,} interests each; {SOME:,} histories of "
         f"{LENGTH} items of other such users, the {K} best of which the history has none. The "
         f"index was {built}; {machine()}."
     )
-    text = table((*heads, "times all items"), rows)
+    text = table((*heads, "users a CPU-second", "times all items"), rows)
     replace_section(RESULTS / "recommend.md", "index", f"{text}\n\n{note}")
 
 
 def write_recommend() -> None:
     """Measure many histories, and write the page."""
-    speeds = compare_with_recbole()
     rate, before, peak = run_alone(measure_million)
     parts = (
-        speeds,
+        compare_with_recbole(),
         f"{HISTORIES:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
         f"the history has none, names in and out; {ROUNDS} rounds, sides in turns; "
         f"{machine()}.",
