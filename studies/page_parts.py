@@ -1,10 +1,23 @@
-"""What the scripts that fill pages of results share: tables in markdown, and pages to write."""
+"""What the scripts that fill pages share: their option, tables in markdown, and pages to write."""
 
-from collections.abc import Mapping, Sequence
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, STUDIES = ROOT / "results", ROOT / "studies"
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser of the command line with the option ``--check``.
+
+    Args:
+        description: what the script does.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if it differs")
+    return parser
 
 
 def make_table(head: Sequence[str], lines: Sequence[Sequence[str]], alignment: str) -> str:
@@ -19,6 +32,27 @@ def make_table(head: Sequence[str], lines: Sequence[Sequence[str]], alignment: s
     rule = "".join("---:|" if letter == "r" else "---|" for letter in alignment)
     first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
     return f"{first}|{rule}\n{''.join(others)}"
+
+
+def replace_tables(page: Path, mark: str, make: Callable[..., str | None]) -> str:
+    """Return the text of a page with its tables made again.
+
+    A table stands between ``<!-- begin MARK -->`` and ``<!-- end -->``, in lines of their own.
+
+    Args:
+        page: the page, in markdown.
+        mark: regular expression of MARK.
+        make: makes a table from the groups of the regular expression; None leaves the old one.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        """Return the marks of a table, with the new table between them."""
+        begin, *groups, end = match.groups()
+        table = make(*groups)
+        return match[0] if table is None else f"{begin}{table}{end}"
+
+    pattern = rf"(<!-- begin {mark} -->\n).*?(<!-- end -->)"
+    return re.sub(pattern, replace, page.read_text("utf-8"), flags=re.DOTALL)
 
 
 def write_pages(texts: Mapping[Path, str], is_check: bool) -> int:
