@@ -107,7 +107,7 @@ def test_a_claim_is_judged(
 ) -> None:
     claims = load_script("claims", monkeypatch)
     difference, low, high, is_significant = measured
-    found = claims.Measured(difference, low, high, 0.01, is_significant, "own")
+    found = claims.Measured(difference, low, high, is_significant, "own")
     assert claims.judge(found, effects, expects) == verdict
     if not is_significant:  # nor can an interval without the noise of seeds refute anything
         found = found._replace(seed_noise="unknown")
@@ -132,10 +132,10 @@ def test_claims_follow_from_tables(
     test = {"data": "a", "page": "page.md", "table": asked[1], "row": "Pop", "from": "Last"}
     given = {"Paper": [{"claim": "Pop helps", "paper": {"a": [30, 1], "b": None}, "here": [test]}]}
     Path("claims.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    papers = claims.read_claims(Path("claims.yaml"), asked[0])
+    tests = claims.read_claims(Path("claims.yaml"), asked[0])
     line = f"| Pop helps | [a](page.md) | +2900.0% | {one} | not replicated |"
-    assert line in claims.tabulate(papers, "the papers' data")
-    assert "Pop helps" not in claims.tabulate(papers, "other data")
+    assert line in claims.tabulate(tests, "the papers' data")
+    assert "Pop helps" not in claims.tabulate(tests, "other data")
 
 
 def test_leaderboards_follow_from_runs(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
