@@ -91,7 +91,7 @@ class RenderedTable:
         """
         # The line below the names aligns the columns: "---:" to the right.
         rules = ["---" if i in self.text_columns else "---:" for i in range(len(self.columns))]
-        cells = [[_format_markdown_cell(cell) for cell in line] for line in self.lines]
+        cells = [[format_markdown_cell(cell) for cell in line] for line in self.lines]
         lines = [[_escape_markdown(name) for name in self.columns], rules, *cells]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
@@ -166,7 +166,7 @@ def _escape_markdown(text: str) -> str:
     return " ".join(text.replace("|", "\\|").splitlines())
 
 
-def _format_markdown_cell(cell: Cell) -> str:
+def format_markdown_cell(cell: Cell) -> str:
     """Return a cell in markdown, such as ``0.0425``, ``**0.0425**`` or ``0.0425 (detail)``."""
     text, detail = _escape_markdown(cell.text), _escape_markdown(cell.detail)
     if cell.bold and text:
