@@ -354,6 +354,7 @@ def draw_maps(
     label: str,
     file: Path,
     columns: int | None = None,
+    colors: dict[str, Any] | None = None,
 ) -> Path:
     """Draw square matrices over interactions, a panel each, on one scale.
 
@@ -365,6 +366,7 @@ def draw_maps(
         label: label of the colours.
         file: path to write to, which is returned.
         columns: number of panels in a row; by default all, up to ``ABREAST``.
+        colors: arguments of ``imshow``; by default those of :func:`choose_colors`.
     """
     # A grid of square panels, which share 12 inches, but have sides of 1.5 to 3.2 inches.
     columns = columns or min(len(panels), ABREAST)
@@ -385,7 +387,7 @@ def draw_maps(
 
     # Draw each matrix, with one scale of colours for all. Only panels at the left and at the bottom
     # have labels.
-    style = choose_colors([matrix for _, matrix in panels])
+    style = colors or choose_colors([matrix for _, matrix in panels])
     font_size = 10 if side > 2.2 else SMALL  # points: SMALL for small panels
     image: Any = None
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 import recbole_pos as rp
+from recbole_pos.experiment.pictures import draw_maps
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.positional_attention import PositionalAttention
@@ -65,17 +65,10 @@ def draw(matrices: dict[str, np.ndarray], title: str, file: Path) -> None:
     lower = [np.where(np.tri(len(matrix)), matrix, np.nan) for matrix in matrices.values()]
     lower = [matrix / np.nanmax(matrix, -1, keepdims=True) for matrix in lower]
     smallest = min(min(map(np.nanmin, lower)), 1 - 1e-6)  # so that small differences show
-    figure = Figure(figsize=(3.5 * len(lower) + 1, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(lower), squeeze=False)[0]
-    for panel, name, matrix in zip(panels, matrices, lower, strict=True):
-        extent = (0.5 - len(matrix), 0.5, 0.5, 0.5 - len(matrix))
-        image = panel.imshow(matrix, cmap="Blues", vmin=smallest, vmax=1, extent=extent)
-        panel.set(title=name, xlabel="key interaction (0: newest)")
-    panels[0].set_ylabel("query interaction (0: newest)")
-    figure.colorbar(image, ax=panels, shrink=0.8)
-    figure.suptitle(f"{title}\nevery row divided by its largest entry")
-    figure.savefig(file, dpi=120)
-    print(file)
+    panels = list(zip(matrices, lower, strict=True))
+    axes = ("key interaction (0: newest)", "query interaction (0: newest)")
+    colors = {"cmap": "Blues", "vmin": smallest, "vmax": 1}
+    print(draw_maps(panels, [title], axes, "entry / largest of its row", file, colors=colors))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

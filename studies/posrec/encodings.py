@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import recbole_pos as rp
+from recbole_pos.experiment.pictures import choose_colors, write
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.schemes import SCHEMES
@@ -79,10 +80,9 @@ def draw(scheme: PositionEncoding, title: str, file: Path) -> None:
     figure = Figure(figsize=(13, 8), layout="constrained")
     top, bottom = figure.subplots(2, 3)
     top[2].set_visible(False)
-    highest = max(np.abs(session).max() for session in sessions.values())
+    colors = choose_colors(list(sessions.values()))
     for panel, (n, session) in zip(top, sessions.items(), strict=False):
-        style = {"cmap": "RdBu_r", "interpolation": "nearest", "vmin": -highest, "vmax": highest}
-        image = panel.imshow(session, aspect="auto", **style)
+        image = panel.imshow(session, aspect="auto", interpolation="nearest", **colors)
         panel.set(xlabel="column of the encoding", ylabel=f"interaction of {n} (0: oldest)")
         panel.set_yticks(range(0, n, 2))
     figure.colorbar(image, ax=top, label="value")
@@ -94,9 +94,7 @@ def draw(scheme: PositionEncoding, title: str, file: Path) -> None:
         panel.set(xlabel=f"interaction of {n}", ylabel=f"interaction of {m}")
         panel.set(xticks=range(0, n, 2), yticks=range(0, m, 2))
     figure.colorbar(image, ax=bottom, label="dot product")
-    figure.suptitle(title)
-    figure.savefig(file, dpi=100)
-    print(file)
+    print(write(figure, file, title))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

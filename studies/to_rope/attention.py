@@ -20,9 +20,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import recbole_pos as rp
-from recbole_pos.experiment.pictures import find_attention_layers, iterate_attention
+from recbole_pos.experiment.pictures import find_attention_layers, iterate_attention, write
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
+COLORS = {"all queries": "#0072B2", "last query": "#D55E00"}
 MEASURES = ("distance (interactions)", "entropy (nats)", "distance (hours)")
 
 
@@ -64,9 +65,8 @@ def sample_rows(trained: rp.Recommender, users: int, min_events: int) -> np.ndar
     fields = (model.USER_ID, model.ITEM_SEQ_LEN)
     rows = pd.DataFrame({name: table[name].numpy() for name in fields}).sort_values(list(fields))
     rows = rows.groupby(model.USER_ID).tail(1).query(f"{model.ITEM_SEQ_LEN} >= {min_events}")
-    return np.sort(
-        np.random.default_rng(0).choice(rows.index, min(users, len(rows)), replace=False)
-    )
+    rng = np.random.default_rng(0)
+    return np.sort(rng.choice(rows.index, min(users, len(rows)), replace=False))
 
 
 def measure_run(trained: rp.Recommender, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,21 +85,21 @@ def measure_run(trained: rp.Recommender, rows: np.ndarray) -> tuple[np.ndarray, 
 
 def study_table(study: Path, users: int, min_events: int) -> pd.DataFrame:
     """Return distance and entropy by layer, a line for each configuration of a study with runs."""
-    lines = {}
-    for row, runs in (
-        pd.read_csv(study / "runs.csv").query("status == 'done'").groupby("row", sort=False)
-    ):
-        loaded = [rp.load(study / path) for path in runs["path"]]
-        found = [measure_run(run, sample_rows(run, users, min_events)) for run in loaded]
-        # [seeds, layers, measures] of all queries
-        seeds = np.stack([layers.mean(-1)[:, 0] for layers, _ in found])
-        spread = seeds.std(0, ddof=1) if len(seeds) > 1 else np.zeros(seeds.shape[1:])
-        lines[row] = {
-            f"{name}, layer {layer + 1}": f"{mean[index]:.2f} ± {spread[layer, index]:.2f}"
-            for index, name in enumerate(MEASURES[:2])
-            for layer, mean in enumerate(seeds.mean(0))
-        }
-    return pd.DataFrame.from_dict(lines, orient="index")
+    lines = []
+    for run in pd.read_csv(study / "runs.csv").query("status == 'done'").itertuples():
+        trained = rp.load(study / run.path)
+        layers, _ = measure_run(trained, sample_rows(trained, users, min_events))
+        means = layers[:, 0].mean(-1)  # [layers, measures] of all queries
+        for index, name in enumerate(MEASURES[:2]):
+            for number, value in enumerate(means[:, index], 1):
+                lines.append((run.row, f"{name}, layer {number}", value))
+    frame = pd.DataFrame(lines, columns=["row", "measure", "value"])
+    return frame.pivot_table("value", "row", "measure", format_seeds, sort=False)
+
+
+def format_seeds(values: pd.Series) -> str:
+    """Return the mean of seeds with their standard deviation, which is 0 for one seed."""
+    return f"{values.mean():.2f} ± {values.std() if len(values) > 1 else 0:.2f}"
 
 
 def draw(layers: np.ndarray, uniform: np.ndarray, title: str, file: Path) -> None:
@@ -107,21 +107,15 @@ def draw(layers: np.ndarray, uniform: np.ndarray, title: str, file: Path) -> Non
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     numbers = np.arange(1, len(layers) + 1)
     for index, panel in enumerate(figure.subplots(1, len(MEASURES))):
-        for which, (queries, color) in enumerate(
-            (("all queries", "#0072B2"), ("last query", "#D55E00"))
-        ):
-            by_head = layers[:, which, index]  # [layers, h]
+        for which, (queries, color) in enumerate(COLORS.items()):
+            by_head, equal = layers[:, which, index], uniform[which, index]  # [layers, h], ()
             panel.plot(numbers, by_head, "-o", color=color, alpha=0.5, ms=4, lw=0.8)
             panel.plot(numbers, by_head.mean(-1), "-o", color=color, ms=8, label=queries)
-            panel.axhline(
-                uniform[which, index], color=color, ls=":", label=f"{queries}, equal weights"
-            )
+            panel.axhline(equal, color=color, ls=":", label=f"{queries}, equal weights")
         panel.set(xlabel="layer", xticks=numbers, ylabel=MEASURES[index])
         panel.set_ylim(0)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.suptitle(f"{title}\nsmall marks: heads; large ones: their mean")
-    figure.savefig(file, dpi=120)
-    print(file)
+    print(write(figure, file, title, "small marks: heads; large ones: their mean"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -140,12 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     draw(*measure_run(trained, rows), title, args.folder / "attention_distance.png")
     for number, layer in enumerate(find_attention_layers(trained.model), 1):
         for scheme in layer.position.parts().values():
-            periods = scheme.time_periods()
-            for head, seconds in enumerate(() if periods is None else periods, 1):
-                hours = sorted((seconds[seconds.isfinite()] / 3600).tolist())
-                print(
-                    f"layer {number}, head {head}: periods in hours", *map("{:.3g}".format, hours)
-                )
+            periods = scheme.time_periods()  # by head; None without rotations by time
+            for head, seconds in enumerate([] if periods is None else periods, 1):
+                hours = (seconds[seconds.isfinite()] / 3600).sort().values.tolist()
+                texts = " ".join(f"{period:.3g}" for period in hours)
+                print(f"layer {number}, head {head}: periods in hours {texts}")
 
 
 if __name__ == "__main__":
