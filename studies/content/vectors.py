@@ -12,28 +12,28 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import recbole
 from scipy.sparse import hstack
 from scipy.sparse.linalg import svds
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from recbole_pos.config.posconfig import PosConfig
+
+SIZE = 64  # numbers of a vector
+
 
 def read_items(data_path: str, dataset: str) -> pd.DataFrame:
-    """Return the table of items: ``data_path``, or the wheel of RecBole for ml-100k."""
-    places = [Path(data_path), Path(recbole.__file__).parent / "dataset_example"]
-    files = [place / dataset / f"{dataset}.item" for place in places]
-    file = next((file for file in files if file.is_file()), files[0])
+    """Return the table of items: of ``data_path``, or of the wheel of RecBole for ml-100k."""
+    config = PosConfig("Pop", dataset, None, {"data_path": data_path})
+    file = Path(config["data_path"]) / f"{dataset}.item"
     table = pd.read_csv(file, sep="\t", dtype=str, keep_default_na=False, quoting=3)
     return table.rename(columns=lambda column: column.partition(":")[0])
 
 
-def make_vectors(table: pd.DataFrame, fields: list[str], size: int) -> np.ndarray:
-    """Return [items, size] float32: TF-IDF of each field, side by side, by SVD."""
-    weights = []
-    for field in fields:
-        words = table[field].str.lower()
-        weights.append(TfidfVectorizer(token_pattern=r"[^\s,]+", min_df=2).fit_transform(words))
-    left, spread, _ = svds(hstack(weights).tocsr(), k=size, random_state=0)
+def make_vectors(table: pd.DataFrame, fields: list[str]) -> np.ndarray:
+    """Return [items, SIZE] float32: TF-IDF of each field, side by side, by SVD."""
+    tfidf = TfidfVectorizer(token_pattern=r"[^\s,]+", min_df=2)
+    weights = [tfidf.fit_transform(table[field].str.lower()) for field in fields]
+    left, spread, _ = svds(hstack(weights).tocsr(), k=SIZE, random_state=0)
     return (left * spread)[:, ::-1].astype(np.float32)  # the largest first
 
 
@@ -44,14 +44,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--data_path", default="dataset/")
     parser.add_argument("--fields", nargs="+", help="of the items (all but the first)")
-    parser.add_argument("--size", type=int, default=64)
     args = parser.parse_args()
     table = read_items(args.data_path, args.dataset)
-    vectors = make_vectors(table, args.fields or list(table.columns[1:]), args.size)
+    vectors = make_vectors(table, args.fields or list(table.columns[1:]))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     np.save(args.out, vectors)
-    names = table.iloc[:, 0]
-    args.out.with_suffix(".txt").write_text("".join(f"{name}\n" for name in names), "utf-8")
+    np.savetxt(args.out.with_suffix(".txt"), table.iloc[:, 0], fmt="%s", encoding="utf-8")
     print(f"{args.out}: {len(vectors):,} items, {vectors.shape[1]} numbers each")
 
 

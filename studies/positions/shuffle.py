@@ -27,37 +27,51 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dataset")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--data_path")
+    parser.add_argument("--data_path", default="dataset/")
     parser.add_argument("--times", action="store_true", help="exchange times instead")
     given = parser.parse_args()
-    options = {} if given.data_path is None else {"data_path": given.data_path}
-    dataset = read_dataset(PosConfig("Pop", given.dataset, None, options))
+    dataset = read_dataset(PosConfig("Pop", given.dataset, None, {"data_path": given.data_path}))
     log = dataset.log  # sorted by user and time; events of one second stay as in the file
-    columns = {"user_id": log.users, "item_id": log.items, "timestamp": log.times}
-    frame = pd.DataFrame({field: column.numpy() for field, column in columns.items()})
-    items = frame["item_id"].to_numpy(copy=True)
+    users, items, times = log.users.numpy(), log.items.numpy(), log.times.numpy()
     if given.times:
-        frame["timestamp"] = _exchange_times(frame)
+        times = exchange_times(users, times)
     else:
-        newer = frame.groupby("user_id").cumcount(ascending=False)
-        free = np.flatnonzero(newer >= HELD_OUT)
-        key = np.random.default_rng(SEED).random(len(free))
-        within = np.lexsort((key, frame["user_id"].to_numpy()[free]))
-        items[free] = items[free][within]
-    for field, codes in (("user_id", frame["user_id"]), ("item_id", items)):
-        frame[field] = dataset.field2id_token[field][codes]
+        items = shuffle_items(users, items)
+
+    columns = {
+        "user_id:token": dataset.field2id_token["user_id"][users],
+        "item_id:token": dataset.field2id_token["item_id"][items],
+        "timestamp:float": times,
+    }
     name = f"{given.dataset}-{'times' if given.times else 'shuffled'}"
     file = given.folder / name / f"{name}.inter"
     file.parent.mkdir(parents=True, exist_ok=True)
-    types = {"user_id": "token", "item_id": "token", "timestamp": "float"}
-    frame = frame.rename(columns={field: f"{field}:{kind}" for field, kind in types.items()})
-    frame.to_csv(file, sep="\t", index=False)
+    pd.DataFrame(columns).to_csv(file, sep="\t", index=False)
     print(file)
 
 
-def _exchange_times(frame: pd.DataFrame) -> np.ndarray:
-    """Return [interactions] the newest times of the next longer history; the longest keeps its."""
-    users, times = frame["user_id"].to_numpy(), frame["timestamp"].to_numpy()
+def shuffle_items(users: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Return [interactions] items of which those of each user, but for the newest, change places.
+
+    Args:
+        users: [interactions] users, in order.
+        items: [interactions] items, each user's from the oldest to the newest.
+    """
+    newer = pd.Series(users).groupby(users).cumcount(ascending=False)  # interactions of the user
+    free = np.flatnonzero(newer >= HELD_OUT)
+    key = np.random.default_rng(SEED).random(len(free))
+    shuffled = items.copy()
+    shuffled[free] = items[free][np.lexsort((key, users[free]))]  # random within each user
+    return shuffled
+
+
+def exchange_times(users: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return [interactions] the newest times of the next longer history; the longest keeps its.
+
+    Args:
+        users: [interactions] users, in order.
+        times: [interactions] times, each user's from the oldest to the newest.
+    """
     begins = np.flatnonzero(np.diff(users, prepend=-1))
     sizes = np.diff(begins, append=len(users))
     order, given = np.argsort(sizes, kind="stable"), times.copy()

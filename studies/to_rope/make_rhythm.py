@@ -24,7 +24,6 @@ import pandas as pd
 HOUR, DAY = 3600, 86400
 START = 1_600_000_000
 SLOTS, SHOWS_UP = 28, 0.7
-HEADER = {"user_id": "user_id:token", "item_id": "item_id:token", "timestamp": "timestamp:float"}
 
 
 def weekly(seed: int, users: int = 1000, items: int = 400, weeks: int = 4) -> pd.DataFrame:
@@ -32,12 +31,10 @@ def weekly(seed: int, users: int = 1000, items: int = 400, weeks: int = 4) -> pd
     rng = np.random.default_rng(seed)
     habit = rng.integers(1, items + 1, (users, SLOTS))
     phase = rng.integers(0, SLOTS, users)  # weeks start at different slots, and lengths differ
-    slot = np.arange(weeks * SLOTS)
-    present = rng.random((users, len(slot))) < SHOWS_UP
-    user, when = np.nonzero(present)
+    user, when = np.nonzero(rng.random((users, weeks * SLOTS)) < SHOWS_UP)
     time = START + when * 6 * HOUR + rng.integers(0, HOUR, len(when))
     item = habit[user, (when + phase[user]) % SLOTS]
-    return pd.DataFrame({"user_id": user + 1, "item_id": item, "timestamp": time})
+    return pd.DataFrame({"user_id:token": user + 1, "item_id:token": item, "timestamp:float": time})
 
 
 def bursts(seed: int, users: int = 1000, items: int = 400, sessions: int = 3) -> pd.DataFrame:
@@ -47,11 +44,11 @@ def bursts(seed: int, users: int = 1000, items: int = 400, sessions: int = 3) ->
     habit = rng.integers(1, items + 1, (users, sessions, slots))
     gaps = rng.uniform(1, 20, (users, sessions)) * DAY
     begin = START + np.cumsum(gaps, axis=1).astype(np.int64)
-    present = rng.random((users, sessions, hours * slots)) < SHOWS_UP
-    user, session, when = np.nonzero(present)
+    shape = (users, sessions, hours * slots)
+    user, session, when = np.nonzero(rng.random(shape) < SHOWS_UP)
     time = begin[user, session] + when * 300 + rng.integers(0, 50, len(when))
     item = habit[user, session, when % slots]
-    return pd.DataFrame({"user_id": user + 1, "item_id": item, "timestamp": time})
+    return pd.DataFrame({"user_id:token": user + 1, "item_id:token": item, "timestamp:float": time})
 
 
 def main() -> None:
@@ -62,7 +59,7 @@ def main() -> None:
     for name, generate in (("weekly", weekly), ("bursts", bursts)):
         file = given.folder / name / f"{name}.inter"
         file.parent.mkdir(parents=True, exist_ok=True)
-        generate(0).rename(columns=HEADER).to_csv(file, sep="\t", index=False)
+        generate(0).to_csv(file, sep="\t", index=False)
         print(file)
 
 
