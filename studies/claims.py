@@ -212,7 +212,7 @@ def tabulate(tests: Sequence[Test], part: str) -> str:
             lines.append([f"**{test.paper}**"])
         words = "" if (test.paper, test.claim) == (paper, claim) else test.claim
         paper, claim = test.paper, test.claim
-        lines.append([words, f"[{test.data}]({test.page})", *_describe(test)])
+        lines.append([words, f"[{test.data}]({test.page})", *_make_last_cells(test)])
 
     if part == "generated data":
         head = ["difference", "data", "here [95% CI]", "significant"]
@@ -235,7 +235,7 @@ def belongs_to(test: Test, part: str) -> bool:
     return part == "other data" and not test.verdict.startswith("inconclusive")
 
 
-def _describe(test: Test) -> list[str]:
+def _make_last_cells(test: Test) -> list[str]:
     """Return the last cells of a test: the paper's differences, the one here and the verdict.
 
     A demonstration has no paper, and in place of a verdict whether it is significant. The paper's

@@ -1,6 +1,6 @@
 """Write the table of public datasets in docs/datasets.md.
 
-    python studies/datasets.py FOLDER
+    python studies/datasets.py FOLDER [--check]
 
 Counts are those of dataset/*/*.yaml, which ``recbole-pos data build`` checks. Of a dataset that
 lies in FOLDER (ml-100k comes with RecBole) leave-one-out is made, too, and counted: the share of
@@ -8,13 +8,11 @@ test targets whose user has another item at the same time, has had the item befo
 has no training interaction. Nothing is trained.
 """
 
-import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from page_parts import ROOT, make_table, write_pages
+from page_parts import ROOT, make_parser, make_table, replace_tables, write_pages
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import count_dataset
@@ -24,7 +22,6 @@ from recbole_pos.yaml_files import read_yaml
 
 PAGE = ROOT / "docs" / "datasets.md"
 SHIPPED = "ml-100k"  # in RecBole's wheel
-_TABLE = re.compile(r"(?<=<!-- begin datasets -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _HEAD = ["dataset", "users", "items", "interactions", "a user", "ties", "repeats", "cold"]
 
 
@@ -71,11 +68,12 @@ def tabulate(folder: Path) -> str:
 
 
 def main() -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description="Write the table of public datasets.")
+    """Write the table; with ``--check`` nothing is written, and the status is 1 if it differs."""
+    parser = make_parser("Write the table of public datasets.")
     parser.add_argument("folder", type=Path, help="where datasets lie")
-    table = tabulate(parser.parse_args().folder)
-    return write_pages({PAGE: _TABLE.sub(lambda _: table, PAGE.read_text("utf-8"))}, False)
+    args = parser.parse_args()
+    text = replace_tables(PAGE, "datasets", lambda: tabulate(args.folder))
+    return write_pages({PAGE: text}, args.check)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
     """
     entry = {**group, **entry}
     if "row" not in entry:
-        published = entry["published"]
-        return Line(published["ndcg@10"], [entry["model"], "", "", _join(published), "", ""])
+        cells = [entry["model"], "", "", _format_published(entry["published"]), "", ""]
+        return Line(entry["published"]["ndcg@10"], cells)
 
     # Only models with a random part have a deviation over seeds; the seeds of others are one run.
     rows = entry["row"] if isinstance(entry["row"], list) else [entry["row"]]
@@ -93,12 +93,12 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
     # Published figures are those of the entry, or of the study's ``paper``.
     study = STUDIES / f"{entry['study'].partition('@')[0]}.yaml"
     paper = yaml.safe_load(study.read_text("utf-8")).get("paper") or {}
-    published = _join(entry.get("published", paper.get(rows[0], {})))
+    published = _format_published(entry.get("published", paper.get(rows[0], {})))
     tuning = entry.get("tuning", "")
     return Line(ndcg, [entry["model"], ndcg_text, f"{hit:.4f}", published, seeds, tuning])
 
 
-def _join(published: Mapping[str, float]) -> str:
+def _format_published(published: Mapping[str, float]) -> str:
     """Return the published NDCG@10 and HR@10 as text, empty if neither is published.
 
     Args:

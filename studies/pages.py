@@ -164,9 +164,9 @@ def _make_page(compared: Compared, tables: Iterable[RenderedTable], command: str
     return "\n\n".join(block.strip("\n") for block in blocks) + "\n"
 
 
-def _wrap(note: str) -> str:
-    """Return a note in lines of 120 characters."""
-    return textwrap.fill(note, 120, break_on_hyphens=False)
+def _wrap(text: str) -> str:
+    """Return a text in lines of 120 characters, which are not broken at hyphens."""
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def _describe_conditions(results: Results, command: str) -> str:
