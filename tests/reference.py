@@ -258,7 +258,7 @@ def factor(kind: str, learned: Any, n: int) -> Tensor:
 def fill_places(
     schemes: dict[str, Any], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, s: Head
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """R q, U^T (R k), L v and B of schemes by their names."""
+    """R q, U^T R k, L v and B of schemes by their names."""
     t, planes = len(q), q.size(1) // 2
     for name in schemes.keys() & ANGLES.keys():
         own = s.of(schemes[name], options)
@@ -373,7 +373,7 @@ REPLACED: dict[str, Callable[..., Tensor]] = {
 def attention(
     schemes: dict[str, Any], options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, s: Head
 ) -> Tensor:
-    """softmax(M + B(R q . U^T (R k))) . L v, or what takes its place; one head, [t, e]."""
+    """softmax(M + B((R q) (U^T R k)^T)) L v, or what takes its place; one head, [t, e]."""
     for name in schemes.keys() & REPLACED.keys():
         return REPLACED[name](s.of(schemes[name], options), q, k, v)
     return biased_attention(*fill_places(schemes, options, q, k, v, s))

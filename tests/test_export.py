@@ -36,7 +36,6 @@ from recbole_pos.yaml_files import read_yaml
 
 Build = Callable[..., Experiment]
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
-FORMATS = ["onnx", "torch_export"]
 long = pytest.mark.long  # seconds each; one of a kind is in make test
 # all schemes that can share a layer, then each that replaces attention
 TOGETHER = ["learned", "sinusoidal", "time_learned", "request_age"]
@@ -111,7 +110,7 @@ PROGRAMS: list[tuple[str, dict[str, Any]]] = [
     [
         pytest.param(*case, form, marks=() if case is QUICK and form != "onnx" else long)
         for case in PROGRAMS
-        for form in FORMATS
+        for form in ("onnx", "torch_export")
     ],
     ids=str,
 )

@@ -18,7 +18,6 @@ from recbole_pos.data.recbole_view import make_views
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.model.models import RECBOLE_GENERAL
 
-WITH_ATTRIBUTES = ("SASRecF", "GRU4RecF", "FDSA")
 COMMON = ("GRU4Rec", "SASRec", "BERT4Rec", "SASRecF", "FPMC", "BPR", "ItemKNN")  # one of each kind
 OTHERS = (
     *("SRGNN", "NARM", "STAMP", "GCSAN", "LightSANs", "FEARec", "CORE", "GRU4RecF", "FDSA", "Pop"),
@@ -54,7 +53,7 @@ def options_of(model: str, folder: Path) -> dict[str, Any]:
         given["epochs"] = 2
     if model not in (*RECBOLE_GENERAL, "FPMC"):
         given["MAX_ITEM_LIST_LENGTH"] = 12
-    if model in WITH_ATTRIBUTES:
+    if model in ("SASRecF", "GRU4RecF", "FDSA"):
         given |= {"load_col": {"inter": INTER, "item": "*"}, "selected_features": ["class"]}
     if model == "SASRecF":
         given |= {"selected_features": ["class", "price"], "numerical_features": ["price"]}

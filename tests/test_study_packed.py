@@ -18,7 +18,6 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.study.study_folder import PackedStudy
 
-GRID = {"learning_rate": [1e-3, 1e-2]}
 ROWS = {"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop", "search": False}}
 # Several targets of a user, which ranks have to find.
 SPLIT = {"split": {"GT": [0.7, 0.85]}, "cold_items": "drop", "ties": "drop"}
@@ -28,7 +27,7 @@ SPLIT = {"split": {"GT": [0.7, 0.85]}, "cold_items": "drop", "ties": "drop"}
 def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A study, the folder where it was trained, and its pack."""
     root = tmp_path_factory.mktemp("packed")
-    what = study(write_atomic(make_log(), root), rows=ROWS, search=GRID)
+    what = study(write_atomic(make_log(), root), rows=ROWS, search={"learning_rate": [1e-3, 1e-2]})
     what["base"]["eval_args"] = SPLIT
     here, pack = root / "here", root / "kept" / "study"
     compare(what, run_dir=here, pack=pack)

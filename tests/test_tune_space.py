@@ -68,8 +68,7 @@ def test_every_kind_is_sampled_within_its_range(tmp_path: Path) -> None:
     assert {options["block"] for options in drawn} == {"transformer", "hstu"}
     uniform = [options["hidden_dropout_prob"] for options in drawn]
     assert 0.1 <= min(uniform) < 0.13 < 0.37 < max(uniform) <= 0.4
-    mapping = {"n_layers": {"randint": [1, 3]}}  # from Python
-    assert search_of(mapping).space.content == mapping
+    assert search_of({"n_layers": {"randint": [1, 3]}}).space.names == ["n_layers"]
 
 
 def test_a_conditional_value_exists_only_under_its_condition(tmp_path: Path) -> None:

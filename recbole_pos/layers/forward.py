@@ -5,7 +5,7 @@ E [items, d] are the item vectors, h heads have e = d / h columns each.
 
     (1)  x  = E[items] + P                                    input          [m, d]
     (2)  a  = x + W_O heads(LayerNorm(x))                     every layer    [m, d]
-    (3)  o  = softmax( M + B + (R q) . U^T (R k) / sqrt(e) ) . L v   every head   [m, h, e]
+    (3)  o  = softmax( M + B + (R q) (U^T R k)^T / sqrt(e) ) L v     every head   [m, h, e]
     (4)  x' = a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2       every layer    [m, d]
     (5)  s  = LayerNorm(x) at the queries                     states         [queries, d]
     (6)  z  = s E^T                                           scores         [queries, items]
