@@ -3,7 +3,7 @@
 A batch has m interactions of b histories, packed, the longest of length t (``sequence_batch.py``).
 E [items, d] are the item vectors, h heads have e = d / h columns each.
 
-    (1)  x  = E[items] + P                                    input          [m, d]
+    (1)  x  = E[item] + P                                     input          [m, d]
     (2)  a  = x + W_O heads(LayerNorm(x))                     every layer    [m, d]
     (3)  o  = softmax( M + B + (R q) (U^T R k)^T / sqrt(e) ) L v     every head   [m, h, e]
     (4)  x' = a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2       every layer    [m, d]
