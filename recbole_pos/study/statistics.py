@@ -29,7 +29,7 @@ from recbole_pos.errors import UsageError
 LEVEL = 0.95  # of confidence intervals
 POWER = 0.8  # of the minimum detectable difference
 EVERY = slice(None)  # mask of all targets
-# Columns of targets, if a run has them.
+# Columns of targets, if all runs have them.
 _OPTIONAL_COLUMNS = ("item", "history", "age", "repeats", "habit", "popularity")
 _MOST_UNITS_IN_FULL = 13  # up to so many units, all sign flips are tried, 2^13 at most
 _NUM_RANDOM_FLIPS = 9_999  # of more units
@@ -65,13 +65,15 @@ class RankTable:
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         targets = pd.DataFrame()
         ranks: list[np.ndarray] = []
+        # Runs of an earlier version may lack a column.
+        columns = [name for name in _OPTIONAL_COLUMNS if all(name in x for x in frames.values())]
+        columns = ["user", *columns]
         for (row, seed), frame in frames.items():
             rank = frame["rank"].to_numpy(dtype=float)
             if not (rank >= 0).all():  # NaN is not >= 0 either
                 raise UsageError(f"ranks of {row}, seed {seed}: expected numbers from 0")
 
             # Sort the targets by all that is known of them, which is the same order in all runs.
-            columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame)]
             # lexsort sorts by its last key first, so that users are passed last.
             order = np.lexsort([frame[column].to_numpy() for column in reversed(columns)])
             run_targets = frame[columns].iloc[order].reset_index(drop=True)
