@@ -130,18 +130,17 @@ def test_ranks_equal_a_loop(tiny, tmp_path, model, options) -> None:
         assert test[f"ndcg@{k}"] == pytest.approx(ndcg, abs=1e-6)
 
 
-def test_repeats_and_habit_equal_a_loop() -> None:
+def test_repeats_and_habit_equal_a_loop(monkeypatch) -> None:
+    monkeypatch.setattr(evaluation, "BLOCK", 7)
     rng = np.random.default_rng(0)
     users, items = np.sort(rng.integers(1, 9, 300)), rng.integers(1, 7, 300)
-    seconds = np.sort(rng.random(300) * 40 * 86_400)
-    targets = rng.choice(300, 90, replace=False)
-    repeats, habit = evaluation.find_repeats(users, items, seconds, targets)
-    hour = seconds // 3600 % 24
-    for target, count, share in zip(targets, repeats, habit, strict=True):
+    times, targets = np.sort(rng.random(300) * 40 * 24), rng.permutation(300)[:90]
+    found = evaluation.find_repeats(users, items, times, targets, unit=3600)
+    for target, *repeats_and_habit in zip(targets, *found, strict=True):
         same = (users[:target] == users[target]) & (items[:target] == items[target])
-        near = np.isin((hour[:target][same] - hour[target]) % 24, (23, 0, 1))
-        wanted = [len(near), 100 * pd.Series(near).mean()]
-        assert [count, share] == pytest.approx(wanted, nan_ok=True)
+        near = np.isin((times[:target][same] // 1 - times[target] // 1) % 24, (23, 0, 1))
+        wanted = [near.size, 100 * pd.Series(near).mean()]
+        assert repeats_and_habit == pytest.approx(wanted, nan_ok=True)
 
 
 def test_scores_that_are_no_numbers_are_not_ranked() -> None:

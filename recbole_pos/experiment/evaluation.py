@@ -36,6 +36,7 @@ from recbole_pos.values import SECONDS, Options
 # Names of data that an evaluation collects, beside RANK, EVENT, ITEMS and DATASET. RecBole's TOPK
 # says which of the best items of a row is its target: [rows, k + 1] of 0 and 1.
 TOPK = "rec.topk"
+BLOCK = 4_000_000  # interactions that :func:`find_repeats` looks at together
 _FULL_ROWS = ("rec.meanrank", "rec.score", "data.label")  # data of metrics that need all scores
 _ROWS = (TOPK, ITEMS, RANK, EVENT, "rec.meanrank", "rec.score")  # data with a row for each target
 
@@ -424,14 +425,14 @@ def make_rank_table(
     # interaction the number of earlier ones of its user.
     log = dataset.log
     users, items = log.users.numpy()[targets], log.items.numpy()[targets]
-    seconds = log.times.numpy() * SECONDS[time_unit]
-    repeats, habit = find_repeats(log.users.numpy(), log.items.numpy(), seconds, targets)
+    times, unit = log.times.numpy(), SECONDS[time_unit]
+    repeats, habit = find_repeats(log.users.numpy(), log.items.numpy(), times, targets, unit)
     columns = {
         "user": dataset.field2id_token[dataset.uid_field][users].astype(str),
         "item": dataset.field2id_token[dataset.iid_field][items].astype(str),
         "rank": ranks[order],
         "history": log.ranks[targets],
-        "age": seconds[targets] - seconds[targets - 1],
+        "age": (times[targets] - times[targets - 1]) * unit,
         "popularity": dataset.popularity[items],
         "repeats": repeats,
         "habit": habit,
@@ -440,7 +441,7 @@ def make_rank_table(
 
 
 def find_repeats(
-    users: np.ndarray, items: np.ndarray, seconds: np.ndarray, targets: np.ndarray
+    users: np.ndarray, items: np.ndarray, times: np.ndarray, targets: np.ndarray, unit: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how often users have had the target before, and whether at that time of the day.
 
@@ -448,27 +449,37 @@ def find_repeats(
     is 66.7: 8:10 and 9:50 are in the same hour of the day as 9:30, or in one next to it.
 
     Args:
-        users, items, seconds: [n] of each interaction of the log, sorted by user and time.
+        users, items, times: [n] of each interaction of the log, sorted by user and time.
         targets: [targets] which interactions are targets.
+        unit: seconds that a time counts.
 
     Returns:
         repeats: [targets] number of earlier interactions of the user with the item.
         habit: [targets] percentage of these in the same hour of the day, the one before, or the one
             after; NaN where there are none.
     """
-    # Keep only interactions of users with items that are targets of theirs. A pair is a number for
-    # a user with an item.
-    pairs = users.astype(np.int64) * (int(items.max()) + 1) + items
-    pair = pd.Index(pairs[targets]).unique().get_indexer(pairs)  # from 0 on; -1 if no target
-    kept = np.flatnonzero(pair >= 0)
+    # A pair is a number for a user with an item. Keep only interactions whose pair is a target's.
+    # The log is gone through in blocks, so that a large one needs little memory.
+    num_items = int(items.max()) + 1
+    pairs = pd.Index(users[targets].astype(np.int64) * num_items + items[targets]).unique()
+    rows, numbers = [], []
+    for start in range(0, len(users), BLOCK):
+        block = slice(start, start + BLOCK)
+        number = pairs.get_indexer(users[block].astype(np.int64) * num_items + items[block])
+        rows.append(start + np.flatnonzero(number >= 0))  # -1 is no target's
+        numbers.append(number[number >= 0])
+    kept, pair = np.concatenate(rows), np.concatenate(numbers)
+    target_pair = pair[np.searchsorted(kept, targets)]  # targets are kept, too
 
-    repeats = _count_earlier(pair[kept], kept, pair[targets], targets)
+    repeats = _count_earlier(pair, kept, target_pair, targets)
     # Each pair has 24 groups, one for each hour of the day.
-    hour, target_hour = ((seconds[rows] // 3600).astype(np.int64) % 24 for rows in (kept, targets))
-    groups = pair[kept] * 24 + hour
+    hour, target_hour = (
+        (times[which] * unit // 3600).astype(np.int64) % 24 for which in (kept, targets)
+    )
+    groups = pair * 24 + hour
     near = np.zeros_like(repeats)
     for shift in (-1, 0, 1):
-        wanted = pair[targets] * 24 + (target_hour + shift) % 24
+        wanted = target_pair * 24 + (target_hour + shift) % 24
         near += _count_earlier(groups, kept, wanted, targets)
     return repeats, 100 * near / np.where(repeats > 0, repeats, np.nan)
 
