@@ -480,10 +480,13 @@ class TALE(Untrained):
         position = torch.arange(history.size(1), device=history.device)
         from_end = length[:, None] - 1 - position  # negative for padding, whose item is 0
         weight = torch.exp(-from_end.clamp(min=0) / self.tau_inference)
-        x = weight.new_zeros(len(history), self.n_items)
-        x.scatter_reduce_(1, history, weight, "amax")
-        x[:, 0] = 0  # padding
-        return x @ self.weights  # B
+        largest = weight.new_zeros(len(history), self.n_items)
+        largest.scatter_reduce_(1, history, weight, "amax")
+        weight *= weight == largest.gather(1, history)
+        # Adds up the rows of B of the history's items, which are few; x @ B would read all rows.
+        return embedding_bag(
+            history, self.weights, per_sample_weights=weight, mode="sum", padding_idx=0
+        )
 
 
 def _split_by_size(sizes: np.ndarray, block_size: int) -> list[np.ndarray]:
