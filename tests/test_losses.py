@@ -345,7 +345,8 @@ def test_a_large_catalogue_is_trained_by_sce(tiny: Path, tmp_path: Path, capsys)
     options = {**SMALL, "data_path": str(tiny), "epochs": 1, "sce_above": 39}
     recbole_pos.run("FPARec", "tiny", None, options, run_dir=tmp_path / "run")
     reason = "loss SCE instead of CE for more than 39 items (sce_above)"
-    assert reason in capsys.readouterr().out.partition("\n")[0]
+    first_line = capsys.readouterr().out.partition("\n")[0]
+    assert f"{reason}, hidden_dropout_prob 0.5 for 12.2 interactions a user" in first_line
     kept = read_yaml(tmp_path / "run" / "config.yaml")
     assert kept["loss_type"] == "SCE" and kept["bucket_size_y"] == 256
 
@@ -367,5 +368,5 @@ def test_other_runs_keep_cross_entropy(experiment: Any, model: str, options: dic
 
 def test_a_loss_that_is_given_is_not_replaced(tiny: Path) -> None:
     config = small("FPARec", data_path=str(tiny), loss_type="CE")
-    config.adapt_loss(100_001)
+    config.adapt({"users": 10, "items": 100_001, "events": 1_000})
     assert config["loss_type"] == "CE"

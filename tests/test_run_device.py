@@ -1,9 +1,7 @@
 """On what a run computes: the device, its precision, its memory; or an error."""
 
-import platform
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from conftest import SMALL, train
@@ -14,7 +12,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import device
 from recbole_pos.experiment.device import Precision, check_device, describe_device
 from recbole_pos.layers import large_products
-from recbole_pos.tables import storage
 
 
 @pytest.fixture
@@ -108,12 +105,3 @@ def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> Non
     monkeypatch.setattr(device, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
         experiment(model, eval_batch_size=50)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
-def test_gaps_of_the_heap_are_given_back() -> None:
-    blocks = [bytearray(100_000) for _ in range(1000)]
-    del blocks[::2]
-    before = psutil.Process().memory_info().rss
-    storage.trim_heap()
-    assert psutil.Process().memory_info().rss < before - 20e6 and len(blocks) == 500

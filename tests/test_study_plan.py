@@ -233,6 +233,6 @@ def test_a_loss_that_is_given_is_another_run_only_for_a_large_catalogue():
         names = []
         for options in ({}, {"loss_type": loss}):
             config = make_row_config({"model": "FPARec", "dataset": "ml-100k", **options})
-            config.adapt_loss(num_items)
+            config.adapt({"users": 1, "items": num_items, "events": 100})
             names.append(digest_run(config, {"data": "x"}))
         assert names[0] == names[1]

@@ -5,7 +5,6 @@ import json
 import math
 import operator
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +109,8 @@ def test_resume_equals_uninterrupted(tiny, tmp_path, monkeypatch, model, options
 def test_learning_rates_follow_their_formulas(experiment, kind, warmup) -> None:
     """Against the formulas; the last one of a schedule of steps ends near 0."""
     options = {"lr_scheduler": kind, "lr_decay_step": 2 if kind == "step" else 0}
-    made = experiment("FPARec", learning_rate=0.5, epochs=4, warmup_steps=warmup, **options)
+    options |= {"learning_rate": 0.1, "epochs": 4, "warmup_steps": warmup}
+    made = experiment("FPARec", **options)
     trainer, rates = made.trainer, []
     (group,) = trainer.optimizer.param_groups
     trainer.callbacks = [Mock(on_step=lambda *_: rates.append(group["lr"]))]
@@ -123,8 +123,8 @@ def test_learning_rates_follow_their_formulas(experiment, kind, warmup) -> None:
         part = (number - warmup) / (4 * n - warmup)
         falling = {"cosine": (1 + np.cos(np.pi * part)) / 2, "linear": 1 - part}
         want.append(falling.get(kind, 0.1 if kind == "step" and number >= 2 * n else 1.0))
-    assert n > warmup and rates == pytest.approx([0.5 * rate for rate in want], rel=1e-9, abs=1e-12)
-    assert kind not in ("cosine", "linear") or 0 < rates[-1] < 0.03
+    assert n > warmup and rates == pytest.approx([0.1 * rate for rate in want], rel=1e-9, abs=1e-12)
+    assert kind not in ("cosine", "linear") or 0 < rates[-1] < 0.01
 
 
 def test_early_stopping_keeps_and_tests_the_best_epoch(tiny, tmp_path) -> None:
@@ -239,14 +239,6 @@ def test_options_reach_the_optimiser(experiment) -> None:
     assert isinstance(optimizer, torch.optim.AdamW)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.03, (0.8, 0.7))
-
-
-def test_training_starts_without_the_import_of_torchs_compiler(experiment, monkeypatch) -> None:
-    """Which takes longer than all else that a small run does before its first epoch has ended."""
-    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # its import is an error now
-    optimizer = fit(experiment("FPARec", epochs=1)).optimizer
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert len(optimizer.state) > 0
 
 
 # --- checkpoints: what is on the disk at any moment, and which files and parts are refused ---

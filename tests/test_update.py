@@ -316,8 +316,7 @@ def test_weights_are_not_loaded_into_another_function(tiny, first) -> None:
     for model, change, message in [
         ("PosSASRec", {"position": ["learned", "kernel"]}, "has the scheme rope"),
         ("PosSASRec", {"position": both, "position_from": "oldest"}, "position_from"),
-        # another default of the same option
-        ("KernelAttention", {"position": [*both, "kernel"]}, "embedding_scale"),
+        ("KernelAttention", {"position": both, "embedding_scale": False}, "embedding_scale"),
     ]:
         with pytest.raises(UsageError, match=message):
             prepare(PosConfig(model, "tiny", None, {**given, **change}))

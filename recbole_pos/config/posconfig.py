@@ -6,6 +6,7 @@ the call, refuses unknown keys and wrong values, and evaluates no text as Python
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class PosConfig(Config):
         free: options that only a custom model or scheme has, and that may hold anything.
         sources: option -> file that gave it.
         asked_for: options that a model read although no source has them.
-        loss_reason: why SCE has replaced the default loss; empty if it has not.
+        reasons: which defaults the size of the data has changed, a text each (:meth:`adapt`).
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class PosConfig(Config):
         self._dataset_options: dict[str, Any] = {}  # options in the yaml file of the dataset
         self.public: dict[str, Any] = {}  # facts there, such as the number of users
         self.asked_for: set[str] = set()  # options that a model has read and that do not exist
-        self.loss_reason = ""  # why the loss SCE has replaced the default one
+        self.reasons: list[str] = []  # which defaults the size of the data has changed
         try:
             self._build(model, dataset, config_file_list or [])
         except PosError:  # one of this package, a ValueError or not, has its message already
@@ -307,8 +308,8 @@ class PosConfig(Config):
     def _merge_defaults(self) -> dict[str, Any]:
         """Return option -> value, of all options: what is given, and the defaults of the others.
 
-        Four defaults depend on other options: ``sce_above``, ``train_neg_sample_args``,
-        ``train_batch_size`` and ``load_col``, in this order below.
+        Five defaults depend on other options: ``sce_above``, ``short_histories``,
+        ``train_neg_sample_args``, ``train_batch_size`` and ``load_col``, in this order below.
         """
         # RecBole's names for defaults, and for the options that are given.
         defaults, given = self.internal_config_dict, self.external_config_dict
@@ -319,6 +320,11 @@ class PosConfig(Config):
         # meant for the default loss. A loss that the user gives stays: None stands for no limit.
         if "loss_type" in given and "sce_above" not in given:
             final["sce_above"] = None
+
+        # ``short_histories`` are defaults for users with few interactions, see :meth:`adapt`. None
+        # of them holds if the user gives one of these options.
+        if "short_histories" not in given and given.keys() & defaults.get("short_histories", {}):
+            final["short_histories"] = None
 
         # ``train_neg_sample_args`` says how many negatives (items to contrast with the target) are
         # sampled. RecBole's default is one. Cross-entropy (CE) compares the target with all items,
@@ -369,7 +375,28 @@ class PosConfig(Config):
         has_recboles = find_atomic_file(recboles, self.dataset, "inter").is_file()
         return recboles if has_recboles and not has_own else own
 
-    def adapt_loss(self, num_items: int) -> None:
+    def adapt(self, counts: Mapping[str, int]) -> None:
+        """Change the defaults that depend on the size of the data, which are read later.
+
+        Args:
+            counts: numbers of ``users``, ``items`` and ``events`` (interactions).
+        """
+        self._adapt_loss(counts["items"])
+        # Defaults of some models for users with fewer interactions than ``short_below``. They are
+        # used once: whoever changes the run's config.yaml and runs it again gets what it says.
+        if short_histories := self["short_histories"]:
+            mean = counts["events"] / counts["users"]
+            values = short_histories if mean < self["short_below"] else {}
+            self._change({**values, "short_histories": None})
+            reason = f"for {mean:.1f} interactions a user"
+            self.reasons += [f"{key} {value} {reason}" for key, value in values.items()]
+
+    def _change(self, values: dict[str, Any]) -> None:
+        """Change options in what the run reads and in what is written to its config.yaml."""
+        for options in (self.final_config_dict, self.plain):
+            options.update(values)
+
+    def _adapt_loss(self, num_items: int) -> None:
         """Replace the default loss, CE, by SCE if there are more items than ``sce_above``.
 
         CE scores all items at every position of a batch, which takes long for many items; SCE
@@ -389,13 +416,10 @@ class PosConfig(Config):
         if limit is None or num_items <= limit or not has_ce or needs_ce:
             return
 
-        # The new loss has options of its own. It changes the options that the run reads, RecBole's
-        # ``final_config_dict``, and those that are written to its config.yaml (``plain``).
-        defaults = read_properties("loss", "SCE").defaults
+        defaults = read_properties("loss", "SCE").defaults  # of the options of the new loss
         self.internal_config_dict.update(defaults)  # RecBole's name for all defaults
-        self.final_config_dict.update(defaults, loss_type="SCE")
-        self.plain.update(defaults, loss_type="SCE")
-        self.loss_reason = f"loss SCE instead of CE for more than {limit:,} items (sce_above)"
+        self._change({**defaults, "loss_type": "SCE"})
+        self.reasons.append(f"loss SCE instead of CE for more than {limit:,} items (sce_above)")
 
     # --- checks ---
 

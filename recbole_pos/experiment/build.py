@@ -29,7 +29,7 @@ from recbole_pos.data.dataset import (
     check_selected,
     map_fields_to_tables,
 )
-from recbole_pos.data.identity import Vocabulary, require_counts
+from recbole_pos.data.identity import Vocabulary, count_dataset, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.recbole_view import RecBoleView, make_views
 from recbole_pos.errors import CheckpointError, UsageError
@@ -89,8 +89,8 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     init_seed(config["seed"], config["reproducibility"])
     dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
     data_seconds = time.perf_counter() - started
-    # Beyond ``sce_above`` items the default loss is one that scores only some of them.
-    config.adapt_loss(dataset.item_num - 1)  # id 0 is padding
+    # Some defaults depend on the numbers of users, items and interactions.
+    config.adapt(count_dataset(dataset))
 
     # Reading the data may have drawn random numbers, or not, if they came from the cache. The
     # initial weights must not depend on that, so the seed is set again.

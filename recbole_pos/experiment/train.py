@@ -221,8 +221,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     )
     parts = [f"{config['model']} on {config['dataset']}: {sizes}", f"{num_parameters:,} parameters"]
     parts.append(f"{device['name']} with {threads} in {device['precision']}")
-    if config.loss_reason:  # why the loss of a large catalogue is not the default
-        parts.append(config.loss_reason)
+    parts.extend(config.reasons)  # which defaults the size of the data has changed
     if folder.is_kept:
         parts.append(str(folder.path))
     reporter.line(", ".join(parts))

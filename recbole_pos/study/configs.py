@@ -37,7 +37,8 @@ REVISION = 1
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "cache"),
-    *("memory_limit", "sce_above"),  # what the second decides is in loss_type by then
+    # what the last three decide is in other options by then
+    *("memory_limit", "sce_above", "short_histories", "short_below"),
 )
 # Options that are listed as options of the data, but do not change what is read from files.
 _NOT_READ = (

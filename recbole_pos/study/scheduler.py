@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.recbole_view import make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -255,10 +256,10 @@ class Scheduler:
         if added_trial is not None and not is_trial:
             tested_run = self._find_weights(fit.row, added_trial, fit.seed)
 
-        # The configuration. For very many items adapt_loss replaces the loss CE by SCE.
+        # The configuration. Some defaults depend on the numbers of users, items and interactions.
         config = make_row_config(options)
         dataset = self.prepare(config)
-        config.adapt_loss(dataset.item_num - 1)  # without the item of padding
+        config.adapt(count_dataset(dataset))
 
         # A trial is not tested, so its digest differs from that of a final fit with equal options.
         digest = digest_run(config, dataset.identity, is_trial)
