@@ -206,6 +206,8 @@ class Scheduler:
             if job.digest in packed.fits:
                 dataset = self.prepare(job.config)
                 packed.restore(job.digest, self.folder, job.config, dataset)
+                # In the packed study it may belong to another row, without a search.
+                self.folder.write_fit(job.digest, self.describe(job.fit))
                 return packed.fits[job.digest]
         return facts
 
