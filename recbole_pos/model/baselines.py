@@ -480,6 +480,7 @@ class TALE(Untrained):
         position = torch.arange(history.size(1), device=history.device)
         from_end = length[:, None] - 1 - position  # negative for padding, whose item is 0
         weight = torch.exp(-from_end.clamp(min=0) / self.tau_inference)
+        # Of an item's positions only the newest counts, whose weight is the largest.
         largest = weight.new_zeros(len(history), self.n_items)
         largest.scatter_reduce_(1, history, weight, "amax")
         weight *= weight == largest.gather(1, history)
