@@ -65,6 +65,7 @@ def test_a_file_of_run_recbole_is_loaded_here(tiny, tmp_path_factory, monkeypatc
 def test_a_configuration_of_recbole_is_the_same_as_ours(tiny) -> None:
     given = {"data_path": str(tiny), "learning_rate": 0.5, "hidden_size": 8}
     given["eval_args"] = {"order": "TO", "split": {"RS": [8, 1, 1]}, "target": "last"}
+    given["short_histories"] = None  # which RecBole's functions do not follow
     other = to_plain_options(Config("FPARec", "tiny", config_dict={**given, "no_option": 3}))
     ours = PosConfig("FPARec", "tiny", None, {**given, "hidden_size": 4}).plain
     assert PosConfig(None, None, None, other).plain == other

@@ -311,7 +311,6 @@ class PosConfig(Config):
         Five defaults depend on other options: ``sce_above``, ``short_histories``,
         ``train_neg_sample_args``, ``train_batch_size`` and ``load_col``, in this order below.
         """
-        # RecBole's names for defaults, and for the options that are given.
         defaults, given = self.internal_config_dict, self.external_config_dict
         final = {**defaults, **given}
         final["eval_args"] = {**defaults["eval_args"], **(given.get("eval_args") or {})}
@@ -498,8 +497,7 @@ class PosConfig(Config):
         Plain values are what yaml can hold: numbers, text, lists and mappings. Paths are absolute,
         so that the run can be repeated from another working directory.
         """
-        # Some options (_NOT_KEPT) are left out: RecBole computes them, or they have no effect here.
-        # ``to_plain`` turns numpy's numbers and the like into Python's.
+        # Left out (_NOT_KEPT) is what RecBole computes or has no effect. ``to_plain``: no numpy.
         final = self.final_config_dict
         plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         plain.update(model=self.model, dataset=self.dataset)
@@ -590,11 +588,13 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     # replaced it by the folder of the dataset.
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
 
+    if "short_histories" in plain:  # RecBole's functions train with the usual defaults
+        plain["short_histories"] = None
+
     # The option ``plugins`` names the modules of the user's own model and position schemes, which
     # must be imported before these are known; models and schemes of packages have none.
     schemes = sources.list_positions(plain.get("position"), config["model"])
     modules = find_modules(config["model"], schemes)
     if modules:
         plain[PLUGINS] = modules
-    # ``to_plain`` turns numpy's numbers, which a user may have given, into Python's.
-    return to_plain(plain)
+    return to_plain(plain)  # numpy's numbers, which a user may have given, become Python's
