@@ -62,13 +62,11 @@ def test_values_are_never_evaluated(opened, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "dropout"),
     [({}, 0.5), ({"embedding_scale": True}, 0.2), ({"short_below": 12}, 0.2)],
-    ids=str,
 )
 def test_defaults_of_short_histories(experiment, options: dict, dropout: float) -> None:
     """They change together, and not again where the run's config.yaml is run on other data."""
     config = experiment("PosSASRec", **options).config  # 12.25 interactions a user
-    again = PosConfig(config_dict=config.plain)
-    again.adapt({"users": 2, "items": 9, "events": 9})
+    (again := PosConfig(config_dict=config.plain)).adapt({"users": 2, "items": 9, "events": 9})
     for made in (config, again):
         assert made["hidden_dropout_prob"] == made.plain["hidden_dropout_prob"] == dropout
     assert config["embedding_scale"] == again["embedding_scale"] == (options != {"short_below": 12})
