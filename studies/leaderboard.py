@@ -122,6 +122,8 @@ def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
         lines = [read_line(entry, group, results) for entry in group["models"]]
         lines.sort(key=lambda line: -line.ndcg)
         cells += [[f"**{group['protocol']}**"], *(line.cells for line in lines)]
+    if not any(len(row) > 1 and row[-1] for row in cells):  # nothing was tuned
+        return make_table(_HEAD[:-1], [row[:5] for row in cells], "lrrrr")
     return make_table(_HEAD, cells, "lrrrrl")
 
 
