@@ -387,8 +387,8 @@ class PosConfig(Config):
             mean = counts["events"] / counts["users"]
             values = short_histories if mean < self["short_below"] else {}
             self._change({**values, "short_histories": None})
-            reason = f"for {mean:.1f} interactions a user"
-            self.reasons += [f"{key} {value} {reason}" for key, value in values.items()]
+            changes = ", ".join(f"{key} {value}" for key, value in values.items())
+            self.reasons += [f"{changes} for {mean:.1f} interactions a user"] if changes else []
 
     def _change(self, values: dict[str, Any]) -> None:
         """Change options in what the run reads and in what is written to its config.yaml."""
