@@ -187,7 +187,7 @@ def _read_test(
     measured = measure(results, test["table"], metric, test["row"], test["from"])
     verdict = judge(measured, effects, claim.get("expects", "better"))
     if measured.seed_noise != "own":
-        verdict += " (one seed each)" if measured.seed_noise == "unknown" else " (one seed)"
+        verdict += " (seed noise unknown)" if measured.seed_noise == "unknown" else " (one seed)"
     if test.get("note"):
         verdict += f" {test['note']}"
     words = claim["claim"] + ("" if metric == METRIC else f" ({format_metric(metric)})")
