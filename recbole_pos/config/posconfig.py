@@ -497,7 +497,7 @@ class PosConfig(Config):
         Plain values are what yaml can hold: numbers, text, lists and mappings. Paths are absolute,
         so that the run can be repeated from another working directory.
         """
-        # Left out (_NOT_KEPT) is what RecBole computes or has no effect. ``to_plain``: no numpy.
+        # Options in _NOT_KEPT are left out: RecBole computes them, or they have no effect here.
         final = self.final_config_dict
         plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         plain.update(model=self.model, dataset=self.dataset)
