@@ -122,9 +122,9 @@ def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
         lines = [read_line(entry, group, results) for entry in group["models"]]
         lines.sort(key=lambda line: -line.ndcg)
         cells += [[f"**{group['protocol']}**"], *(line.cells for line in lines)]
-    # The last column, tuning, is left out if no model was tuned. A protocol's row has one cell.
-    width = len(_HEAD) - (not any(row[-1] for row in cells if len(row) > 1))
-    return make_table(_HEAD[:width], [row[:width] for row in cells], "lrrrrl"[:width])
+    if not any(len(row) > 1 and row[-1] for row in cells):  # nothing was tuned
+        return make_table(_HEAD[:-1], [row[:5] for row in cells], "lrrrr")
+    return make_table(_HEAD, cells, "lrrrrl")
 
 
 def main(arguments: list[str] | None = None) -> int:
