@@ -41,9 +41,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def packed(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     write_atomic(make_log(), folder / "data")
-    given = {"data_path": str(folder / "data")}
     args = {"run_dir": folder / "study", "pack": folder / "my", "verbose": False}
-    recbole_pos.compare(STUDY, config_dict=given, **args)
+    recbole_pos.compare(STUDY, config_dict={"data_path": str(folder / "data")}, **args)
     return folder / "my"
 
 
@@ -212,8 +211,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results")
 
 
 def test_figures_in_words_stand_in_tables() -> None:
-    results = ROOT / "results" / "README.md"  # whose table is that of the claims, checked above
-    for page in {*PAGES} - {results}:
+    for page in {*PAGES} - {ROOT / "results/README.md"}:  # its table is that of claims, see above
         assert not unfounded_figures(page, page.read_text("utf-8")), page
     words = "## Findings\n\n- NoPE falls to .9999 ([positions](positions.md)).\n"
     assert unfounded_figures(ROOT / "results" / "positions.md", words) == [".9999"]

@@ -19,11 +19,13 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import fork, run_python
+from schemes import defaults, sizes
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.model.models import MODELS, RECBOLE
+from recbole_pos.position.build import build_schemes
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.reporter import LOGGER
 from recbole_pos.tuning.space import check_space, read_space
@@ -110,8 +112,7 @@ def test_examples_of_docstrings(cluster: Path, tmp_path: Path, monkeypatch) -> N
 
 
 def test_the_space_of_a_search(tmp_path: Path) -> None:
-    (block,) = blocks("yaml", "docs/tuning.md")
-    (tmp_path / "space.yaml").write_text(block)
+    (tmp_path / "space.yaml").write_text(*blocks("yaml", "docs/tuning.md"))
     space = read_space(tmp_path / "space.yaml")
     check_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
 
@@ -167,7 +168,7 @@ def code_of(notebook: Path) -> list[dict[str, Any]]:
 
 def test_the_first_notebook_runs(capsys: pytest.CaptureFixture) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
-    cells = code_of(ROOT / "examples" / "ten_minutes.ipynb")
+    cells = code_of(ROOT / "examples/ten_minutes.ipynb")
     code = "\n".join("".join(cell["source"]) for cell in cells)
     parameters = "users, epochs = None, 20"
     assert code.count(parameters) == 1
@@ -191,8 +192,7 @@ def test_all_notebooks_were_run_to_their_end(notebook: Path) -> None:
 
 
 def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
-    under = text(page).partition(section)[2] if section else text(page)
-    under = under.split("\n## ")[0] if section else under
+    under = text(page).partition(section)[2].split("\n## ")[0] if section else text(page)
     for line in under.splitlines():
         if line.startswith("|"):
             yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -205,9 +205,16 @@ def test_recbole_models_are_counted_and_named() -> None:
     assert re.split(r",\s+|\s+and\s+", listed) == list(RECBOLE)
 
 
-def test_every_scheme_has_its_row() -> None:
-    names = [row[0].strip("`") for row in rows("docs/schemes.md")]
-    assert sorted(name for name in names if name not in ("scheme", "---")) == sorted(SCHEMES)
+def test_every_scheme_has_its_row_and_its_number_of_parameters() -> None:
+    table = list(rows("docs/schemes.md"))
+    assert set(SCHEMES) <= set(re.findall(r"`(\w+)`", str(table)))
+    learned = {row[0].strip("`"): row[2] for row in table if len(row) == 4}
+    for name in SCHEMES.keys() & learned:
+        options = {**defaults(name), "train_windows": "prefix"}
+        schemes = build_schemes(name, sizes(heads=2, n=50, d=64), options, has_attention=True)
+        parts = (schemes.input, schemes.attention(), schemes.attention())
+        learns = {parameter for part in parts for parameter in part.parameters()}
+        assert sum(p.numel() for p in learns) == int(learned[name].replace(",", "")), name
 
 
 @pytest.mark.parametrize("page", MODEL_PAGES, ids=lambda page: page.stem)

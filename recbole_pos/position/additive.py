@@ -10,6 +10,11 @@ interaction of a window is a query, as in PosSASRec, those in training have any 
 interactions while the one that predicts has none; PosRec trains on each prefix of a session as its
 own example.
 
+In their equations P is what is added to the item vector of an interaction, pos is the number of
+older interactions, age that of newer ones, and l the length of the window. T[r] and T'[r] are rows
+of two learned tables. S(p) has sin and cos of p / 10000^(2i/d) in columns 2i and 2i + 1. A || B is
+A and B side by side.
+
 Entries of the fixed ones are of size 1, so item vectors should be too: ``embedding_scale: True``.
 Shapes as in ``layers/sequence_batch.py``.
 
@@ -223,6 +228,8 @@ class LearnedEncoding(CountedEncoding):
 class LearnedPosition(LearnedEncoding):
     """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018).
 
+    P = T[n - 1 - age], or T[pos] if positions are counted from the oldest interaction.
+
     From the oldest interaction it is ``lpe``, from the newest ``lrpe`` with its table upside down.
 
     Args:
@@ -257,27 +264,41 @@ class SinusoidalPosition(FixedEncoding):
 
 
 class SPE(FixedEncoding):
-    """Sines and cosines of the position from the start (Qiu et al., PosRec, equation 1)."""
+    """Sines and cosines of the position from the start (Qiu et al., PosRec, equation 1).
+
+    P = S(pos).
+    """
 
 
 class LPE(LearnedEncoding):
-    """Learned, by the position from the start (Qiu et al., PosRec, section 5.3)."""
+    """Learned, by the position from the start (Qiu et al., PosRec, section 5.3).
+
+    P = T[pos].
+    """
 
 
 class RSPE(FixedEncoding):
-    """Sines and cosines of the position from the end (Qiu et al., PosRec, equation 4)."""
+    """Sines and cosines of the position from the end (Qiu et al., PosRec, equation 4).
+
+    P = S(age).
+    """
 
     counts = ("backward",)
 
 
 class LRPE(LearnedEncoding):
-    """Learned, by the position from the end (Qiu et al., PosRec, section 5.3)."""
+    """Learned, by the position from the end (Qiu et al., PosRec, section 5.3).
+
+    P = T[age].
+    """
 
     counts = ("backward",)
 
 
 class ASPE(FixedEncoding):
     """SPE plus RSPE with sine and cosine exchanged (Qiu et al., PosRec, equations 16 and 17).
+
+    P = S(pos) + S'(age), where S' is S with sin and cos exchanged.
 
     With w = 10000^(-2i/d), columns 2i and 2i + 1 are r sin(u) and r cos(u) with
     r = 2 cos(pi/4 - (l - 1) w / 2) and u = pos w + pi/4 - (l - 1) w / 2: an SPE whose size and
@@ -294,7 +315,10 @@ class ASPE(FixedEncoding):
 
 
 class ALPE(LearnedEncoding):
-    """The sum of LPE and LRPE, a table each (Qiu et al., PosRec, section 5.3)."""
+    """The sum of LPE and LRPE, a table each (Qiu et al., PosRec, section 5.3).
+
+    P = T[pos] + T'[age].
+    """
 
     counts = ("forward", "backward")
     added = True
@@ -302,6 +326,8 @@ class ALPE(LearnedEncoding):
 
 class SPE2D(FixedEncoding):
     """Half SPE of the position, half SPE of the length (Qiu et al., PosRec, equation 24).
+
+    P = S(pos) || S(l), each S made for d / 2 columns.
 
     Frequencies fall twice as fast as those of SPE, so that each half has all of their range. The
     paper counts it as aware of neither end, like ASPE; but its first half is the same exactly for
@@ -317,6 +343,8 @@ class SPE2D(FixedEncoding):
 class LPE2D(LearnedEncoding):
     """Half learned by the position, half by the length (Qiu et al., PosRec, section 5.3).
 
+    P = T[pos] || T'[l - 1], of d / 2 columns each.
+
     The paper leaves open what it learns. These are the halves of equation 24 with as many
     parameters as LPE; a vector for every pair of position and length would be n / 2 times as many.
     """
@@ -327,7 +355,9 @@ class LPE2D(LearnedEncoding):
 class DPE(FixedEncoding):
     """Half SPE, half RSPE, by the position from both ends (Qiu et al., PosRec, equation 5).
 
-    Each half has the first half of SPE's columns, those with the fast frequencies.
+    P = S(pos) || S(age), the first d / 2 columns of each.
+
+    The first columns are those with the fast frequencies.
     """
 
     counts = ("forward", "backward")
@@ -335,6 +365,8 @@ class DPE(FixedEncoding):
 
 class LDPE(LearnedEncoding):
     """Half learned from the start, half from the end (Qiu et al., PosRec, equation 6).
+
+    P = T[pos] || T'[age], of d / 2 columns each.
 
     Equation 6 puts rows of one [n, d] table into places of d / 2. They are read as its left half by
     pos and its right half by l - pos - 1: that is as many parameters as LPE has, as section 5.3

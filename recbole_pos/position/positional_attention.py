@@ -275,7 +275,10 @@ class AverageAttention(FixedPattern):
 
 
 class LinearAnnealing(FixedPattern):
-    """a_ij = j (Luo et al., FPARec, equation 13)."""
+    """a_ij = j (Luo et al., FPARec, equation 13).
+
+    The newest interaction has j = n: with n = 50 a window of three weighs 48, 49 and 50.
+    """
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         return j.expand(i.size(0), -1)

@@ -156,6 +156,8 @@ class BankRotaryPosition(AngularPosition):
 class TimeRotaryPosition(BankRotaryPosition):
     """Rotary positions that turn with time instead of order (Wei et al., TO-RoPE, section 3.2).
 
+    Plane c, a pair of columns, turns interaction j by the angle f_c t_j, with frequencies f_c.
+
     Args:
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
         time_options: unit and bank, see ``properties/position/time_rope.yaml``.
