@@ -89,8 +89,9 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     init_seed(config["seed"], config["reproducibility"])
     dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
     data_seconds = time.perf_counter() - started
-    # Some defaults depend on the numbers of users, items and interactions.
-    config.adapt(count_dataset(dataset))
+    # Some defaults depend on the numbers of items, of interactions, and of users who have any.
+    users = int(np.count_nonzero(dataset.log.lengths))
+    config.adapt({**count_dataset(dataset), "users": users})
 
     # Reading the data may have drawn random numbers, or not, if they came from the cache. The
     # initial weights must not depend on that, so the seed is set again.
