@@ -123,7 +123,8 @@ def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
         lines.sort(key=lambda line: -line.ndcg)
         cells += [[f"**{group['protocol']}**"], *(line.cells for line in lines)]
     if not any(len(row) > 1 and row[-1] for row in cells):  # nothing was tuned
-        return make_table(_HEAD[:-1], [row[:5] for row in cells], "lrrrr")
+        head = _HEAD[:-1]
+        return make_table(head, [row[: len(head)] for row in cells], "lrrrr")
     return make_table(_HEAD, cells, "lrrrrl")
 
 
