@@ -258,7 +258,8 @@ def load_without_data(path: str | Path) -> Experiment:
         The experiment, with the model in evaluation mode.
 
     Raises:
-        NeedsDataset: if the model reads more of the data, or the folder has no names.
+        NeedsDataset: if the folder has no names, or the model reads more than names, such as fields
+            of items; ``Catalogue`` raises it then.
     """
     file, folder, config = _open_trained(path, {})
     vocabulary = folder.read_vocabulary(config)
@@ -270,7 +271,7 @@ def load_without_data(path: str | Path) -> Experiment:
     load_best(model, file)
     model.eval()
     warn_of_unfinished(folder)
-    return Experiment(config, catalogue, {}, model, None, 0.0)
+    return Experiment(config, catalogue, loaders={}, model=model, trainer=None, data_seconds=0.0)
 
 
 def finds_dataset(path: str | Path) -> bool:

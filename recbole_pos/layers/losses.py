@@ -267,16 +267,16 @@ def weighted_cross_entropy(
 
         sum_k beta_k CE(x_k) + sum_j prior_j CE(j)        with CE(j) = -log softmax(z)_j
 
-    The first sum is over the targets x_k of the position. The second one is over all items, which
-    may be further targets of every position. z are the products of its state and all item vectors
-    but that of padding.
+    The first sum is over the targets x_k of the position. The second one is over all items j, and
+    pulls the probabilities of every position towards the prior, such as the items' popularity. z
+    are the products of the position's state and all item vectors but that of padding.
 
     Args:
         states: [m, d] state of each position.
         vectors: [items, d] item vectors; row 0 is padding.
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
-        prior: [items] weight of each item, 0 for item 0; None if only ``targets`` count.
+        prior: [items] weight of each item in the second sum, 0 for item 0; None for no second sum.
 
     Returns:
         Scalar.
@@ -285,12 +285,12 @@ def weighted_cross_entropy(
     is_mixed = torch.is_autocast_enabled(device_type)
     factor_type = torch.get_autocast_dtype(device_type) if is_mixed else None
 
-    # Under autocast the factors of matrix products are rounded to ``factor_type``, such as
-    # bfloat16. Here autocast is switched off, since it would round their results, too.
+    # Under automatic mixed precision the factors of matrix products are rounded to ``factor_type``,
+    # such as bfloat16. Torch's autocast would round the products as well, so it is switched off.
     with torch.autocast(device_type, enabled=False):
         states = states.to(vectors.dtype)
         betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
-        # the gradients, which it returns, too, are for the backward pass
+        # It also returns the gradients. ``_save_gradients`` has kept them for the backward pass.
         loss, *_ = _compute_loss_and_gradients(states, vectors, targets, betas, prior, factor_type)
     return loss
 

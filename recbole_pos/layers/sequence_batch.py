@@ -260,19 +260,20 @@ class SequenceBatch:
 
     @lazy_attribute
     def request(self) -> SequenceBatch:
-        """This batch with other times: when the item after each interaction is requested.
+        """The batch in which each interaction has the time at which the item after it is requested.
 
-        The state after an interaction predicts the next item, which is requested at the time of the
-        next interaction, or at ``at`` after the newest one. A history with the times 3 and 8, whose
-        next item is requested at 9, gets the times 8 and 9. ``elapsed`` still counts from 3.
+        That is the time of the next interaction, and ``at`` for the newest one of a history. For
+        example, a history has the times 3 and 8, and ``at`` is 9: here it has the times 8 and 9.
+        ``elapsed``, the time since the first interaction, still counts from 3.
 
         Returns:
             The batch with the times of requests; this batch itself if it has no ``at``.
         """
         if self.at is None or self.times is None:
             return self
-        # ``roll`` moves the time of the next interaction to each one, and ``index_copy`` overwrites
-        # those of the newest ones, which would be times of the next history
+        # The histories of a batch stand one after another. ``roll`` gives each interaction the time
+        # of the one behind it. For the newest of a history that would be a time of the next
+        # history, so ``index_copy`` puts ``at`` there.
         request_times = self.times.roll(-1).index_copy(0, self.last, self.at)
         return replace(self, times=request_times, at=None, start=self.times[self.first])
 

@@ -127,8 +127,10 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.item_attributes: set[str] = set()  # fields of items that attention reads
+        # Fields of items that attention reads. A subclass adds their names, if it has any.
+        self.item_attributes: set[str] = set()
 
+        # sets ``item_embedding``, and ``candidates``, the items that the loss chooses among
         self._build_item_vectors(config, dataset)
         # adds fields of interactions and users, such as a price, to the input of the layers; None
         # if the options name no such field
@@ -136,8 +138,9 @@ class PosRecommender(SequentialRecommender):
 
         # The loss is a function of states, item vectors and targets.
         self.loss = build_loss(config, dataset, self.candidates)
-        # Whether it compares each target with the other targets of its batch. If several processes
-        # train, each with a part of the batch, they must exchange their targets then.
+        # Whether the loss compares a position's target with the targets of the other positions of
+        # the batch. Then several processes that train, each with a part of the batch, must exchange
+        # their targets.
         self.targets_meet = config["loss_type"] in ("SCE", "in_batch")
         # With ``target_window: n`` the next n items after a query are its targets, each with weight
         # 1/n. ``LaterTargets`` finds them among the dataset's interactions. None for n = 1.

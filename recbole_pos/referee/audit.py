@@ -95,15 +95,17 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         for fact, count in count_facts(requests).items():
             counts.setdefault(fact, {})[name] = count
 
-    # Interactions of the same time have no order by themselves, so they keep that of the file. If
-    # there are such targets, random orders show how much depends on it. Each takes a run of each
-    # baseline, so only the first split has them: "as given", or leave-one-out.
+    # The baselines are measured once for each split. Interactions of the same time keep the order
+    # of the file. If such targets exist, the baselines are also measured with random orders of
+    # them, to show how much depends on the order. That takes long, so it is done for the first
+    # split only, which is "as given" or leave-one-out.
     first_split = next(iter(splits))
     orders = {name: [split] for name, split in splits.items()}
     if counts["targets at a tie"][first_split]:
         orders[first_split] += [{**splits[first_split], "ties": ties} for ties in _RANDOM_ORDERS]
 
-    # The size is the same after every split. Id 0 of users and of items is padding, hence the - 1.
+    # Numbers of interactions, users and items are the same for every split, so those of the last
+    # one, ``split_data``, serve. Id 0 of users and of items is padding, hence the - 1.
     return Audit(
         name=str(split_data.dataset_name),
         num_interactions=len(split_data.log),
