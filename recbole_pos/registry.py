@@ -87,10 +87,13 @@ class Registry(Mapping[str, type]):
         return len(self.shipped) + len(self.added)
 
     def find_path(self, name: str) -> str:
-        """Return where a class of the plugin's is, as ``module:Class``; KeyError if there is none.
+        """Return where a class of this package is defined, as ``module:Class``.
 
         Args:
-            name: name of the class here.
+            name: the name under which the class is registered, such as ``rope``.
+
+        Raises:
+            KeyError: if this package has no class of the name.
         """
         if name not in self.shipped:
             raise KeyError(name)

@@ -390,7 +390,7 @@ def _require_same_options(earlier: dict[str, Any], config: Options, option: str)
     if not starts_from_runs(model):  # true of the plugin's models, and of custom ones on its base
         raise UsageError(f"{option}: its run is of {model}, not a plugin model")
 
-    # The position schemes of the earlier run must be there still. Not all models have the option
+    # This run must have the position schemes of the earlier one. Not all models have the option
     # ``position``; the name ``nope`` in it stands for no scheme.
     position = earlier.get("position", ["nope"])
     present = [name for name in scheme_names(position) if name != "nope"]
@@ -398,6 +398,8 @@ def _require_same_options(earlier: dict[str, Any], config: Options, option: str)
     if missing:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
 
+    # Compare the options that shape the weights: the dataset's name, those of the model, and those
+    # of its position schemes.
     names = _list_shaping_options(model, present)
     if option == "update_from":
         names.append("model")

@@ -190,7 +190,8 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     dataset, plain = experiment.dataset, experiment.config.plain
     if folder.checkpoint.is_file():  # the run is resumed
         plain["item_vectors"] = folder.read_config().get("item_vectors")
-        folder.result.unlink(missing_ok=True)  # of the epochs so far; a new one follows the test
+        # the result of the epochs so far is out of date; a new one is written after the test
+        folder.result.unlink(missing_ok=True)
     folder.write_config(plain)
     folder.write_vocabulary(Vocabulary.from_dataset(dataset), experiment.config)
 

@@ -543,15 +543,18 @@ def _prepare_sharing(config: Options, model: Any, shard: distributed.Shard) -> N
     """Prepare a model for training by several processes, or raise a UsageError.
 
     Each process gets a part of every batch. A loss that compares the targets of a batch with each
-    other is replaced by one that gathers the targets of all processes.
+    other is replaced by one that gathers the targets of all processes, one for each position.
+    Refused are models without gradients, models that compare the histories of a batch, and such a
+    loss with several targets for each position (``target_window``).
 
     Args:
         config: configuration, which names the model.
         model: the model; those of RecBole lack the attributes ``needs_events`` and the like.
         shard: the part of this process.
     """
-    compares_sequences = getattr(model, "needs_events", False)  # those of a batch
-    compares_targets = getattr(model, "targets_meet", False)  # in the loss of a batch
+    # such a model, for example AttrFormer, relates interactions of one history to another's
+    compares_sequences = getattr(model, "needs_events", False)
+    compares_targets = getattr(model, "targets_meet", False)
     problem = ""
     if model.type == ModelType.TRADITIONAL:
         problem = "has no gradients to share"

@@ -89,10 +89,11 @@ class NativeAdapter(RecBoleAdapter):
         return self.model.prepare(self.model.pack(rows))
 
     def can_compile(self) -> bool:
-        """Return whether torch can compile the loss: for causal models on windows, with CE.
+        """Return whether torch can compile the loss.
 
-        It cannot if a model looks into the log of all interactions: for related interactions
-        (``needs_events``) or for further targets (``later_targets``).
+        It can for a causal model with the loss CE that is trained at all positions of a window. It
+        cannot if a step looks into the log of all interactions: for related interactions
+        (``needs_events``), or for targets beyond the next item (``later_targets``).
         """
         model, config = self.model, self.config
         if config["augmentation"] != "all_positions" or config["loss_type"] != "CE":

@@ -470,14 +470,15 @@ class TimeOrderRotaryPosition(AngularPosition):
             gate = self.time_share()  # g: a number, or [h or 1, e / 2 or 1]
             order, time = (1 - gate) * order, gate * time
 
-        # ``split_dim`` has some of each: w0, w1 get zeros behind them, and f0, f1 before them.
-        # ``split_layer`` has all of one and none of the other, which gets zeros only. The other
-        # forms have a frequency for every plane already.
+        # Fill up with zeros to one frequency for each plane. In ``split_dim``, as above, w0 and w1
+        # get zeros behind them, and f0 and f1 before them. In ``split_layer`` one of the two is
+        # empty, and gets zeros only. The other forms have a frequency for every plane already.
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
 
-        # Only ``split_head`` needs the masks [h or 1, e / 2] of planes that turn by order and by
-        # time: they make a row for each head, and put 0 into the rows of the other heads.
+        # ``by_order`` and ``by_time`` are masks of the planes that turn by order and by time. Only
+        # ``split_head`` needs them: there they are [h, e / 2], so that the one row of frequencies
+        # becomes a row for each head, with 0 in the heads of the other source.
         return order.masked_fill(~self.by_order, 0), time.masked_fill(~self.by_time, 0)
 
     def angles(self, batch: SequenceBatch) -> Tensor:

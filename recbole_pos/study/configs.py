@@ -56,9 +56,10 @@ _VERSIONED = {"recbole_pos", "recbole", "torch", *sys.stdlib_module_names}
 
 
 def make_row_config(options: Mapping[str, Any], *, strict: bool = False) -> PosConfig:
-    """Return the configuration of a run from the options that a study has for it.
+    """Return the complete configuration of a run, given the options that a study names for it.
 
-    The configuration is complete: it also has the defaults of the model and of this package.
+    A study compares configurations, which are the rows of its tables. What a row does not name has
+    the default of the model or of this package.
 
     Args:
         options: model, dataset, config_files (paths of yaml files) and further options. The
@@ -73,9 +74,10 @@ def make_row_config(options: Mapping[str, Any], *, strict: bool = False) -> PosC
     model, dataset = given.pop("model", None), given.pop("dataset", None)
     files = list(given.pop("config_files", ()))
 
-    # The model's own schemes may be in a file or a default, so make a configuration to see them.
-    # ``plain`` has the options as given or by default, before RecBole derives values from them.
-    # scheme_names makes a list of the names, and refuses an unknown one; "nope" means no scheme.
+    # ``attach`` adds schemes to those that the model has anyway, which may stand in a file or be a
+    # default. A first configuration shows them: its ``plain`` has all options, before RecBole
+    # derives values from them. The name "nope" stands for no scheme, so it is left out.
+    # ``scheme_names`` makes a list of the names, and refuses an unknown one.
     if attached := given.pop("attach", None):
         config = PosConfig(model, dataset, files, given, strict=False)
         if "position" not in config.plain:
@@ -85,9 +87,9 @@ def make_row_config(options: Mapping[str, Any], *, strict: bool = False) -> PosC
 
     config = PosConfig(model, dataset, files, given, strict=strict)
 
-    # All configurations of a table must rank the same items. But where ``mask_history`` is not set,
-    # RecBole ranks all items for sequential models, and only unseen items for others. Let those
-    # rank all items, too. masks_history says what RecBole would do.
+    # All rows of a study must rank the same items. But where ``mask_history`` is not set, RecBole
+    # ranks all items for sequential models, and only unseen items for others, as
+    # ``masks_history`` tells. Let the others rank all items, too.
     if config["mask_history"] is None and masks_history(config):
         config = PosConfig(model, dataset, files, given | {"mask_history": False}, strict=strict)
     return config

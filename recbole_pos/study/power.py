@@ -171,7 +171,8 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
         Name of a row -> noise of its difference from the reference, for example ``{"like SASRec":
         PairNoise(...), "FPARec": PairNoise(...)}``. The first is a row that has not been trained,
         which is assumed to be like the reference. Then come up to four trained rows with two seeds
-        or more. Rows that start from the models of the reference share its noise, and are left out.
+        or more. Left out are *coupled* rows, which start from the trained models of the reference
+        and so share its noise.
 
     Raises:
         UsageError: if the reference does not have two seeds with ranks; says how to train them.
@@ -184,18 +185,18 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
             f"train them by the same command with --rows '{reference}' --seeds 2 and without --plan"
         )
 
-    # ``totals``: row -> [seeds, users] sums of the metric over each user's targets. From these
-    # compute_pseudo_values makes one value for each seed and user, whose mean over users is about
-    # the mean over targets, also if users have different numbers of targets.
+    # ``totals``: row -> [seeds, users] sums of the metric over each user's targets. Users may have
+    # different numbers of targets. compute_pseudo_values makes one value for each seed and user,
+    # such that the plain mean over users is about the metric's mean over targets.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
     reference_values = values.pop(reference)
 
-    # The new row. Compared with itself, the reference has no true differences, and its noise counts
-    # twice: once for the new row.
+    # A row that has not been trained yet is assumed to have the noise of the reference. The noise
+    # of their difference is then that of the reference, counted twice.
     noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
 
-    # The trained rows. Coupled rows come from the same trained models.
+    # The trained rows, without coupled ones.
     is_coupled = {row: results.plan.are_coupled(row, reference) for row in values}
     trained = [row for row in values if len(values[row]) > 1 and not is_coupled[row]]
     for row in trained[:_MOST_ROWS]:

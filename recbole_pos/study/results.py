@@ -325,8 +325,8 @@ def compute_differences(
         reference: row that all ``rows`` are compared to.
         rows: names of the rows to compare.
         bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
-        are_coupled: returns whether two rows share the noise of a seed: one was made from runs of
-            the other, or both from runs of a third.
+        are_coupled: returns whether two rows share the noise of a seed, because one was made from
+            runs of the other, or both from runs of a third. Their runs are then paired by seed.
 
     Returns:
         One line per row and bin, with the columns of ``_DIFFERENCES``. A bin without targets only

@@ -161,8 +161,8 @@ def read_text(
         The columns of a block of rows, as text; an empty cell is null.
 
     Raises:
-        ValueError: if rows are not lines, as where a quotation mark is not closed, or if a line has
-            an empty cell too many at its end, which DuckDB does not report.
+        ValueError: if rows are not lines, as where a quotation mark is not closed; or if a line has
+            one cell too many, and that is empty, which DuckDB drops without an error.
         duckdb.Error: if a line has more or fewer cells, or the text cannot be read otherwise.
     """
     quote = '"' if form.has_quotes else ""
