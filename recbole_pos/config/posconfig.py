@@ -588,7 +588,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     # replaced it by the folder of the dataset.
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
 
-    if "short_histories" in plain:  # RecBole's functions train with the usual defaults
+    if "short_histories" in plain:  # no defaults by the data, which RecBole's functions do not know
         plain["short_histories"] = None
 
     # The option ``plugins`` names the modules of the user's own model and position schemes, which

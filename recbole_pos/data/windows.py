@@ -81,7 +81,8 @@ class Windows:
         # ``num_targets`` of the windows with this mask counts the targets that each has left.
         masked = replace(self, is_target=is_target)
         kept = masked.num_targets > 0
-        # Of these windows: where the inputs start and end, and the first input that has a target.
+        # The windows that are kept read the same inputs: where these start and end does not change,
+        # nor does ``first``, the first input whose target belongs to the window.
         return Windows(self.start[kept], self.end[kept], self.first[kept], is_target)
 
 

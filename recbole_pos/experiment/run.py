@@ -580,11 +580,11 @@ def _run_from(
 
     Args:
         source: folder of the other run.
-        options: options that the user of ``attach`` or ``update`` gives.
+        options: options that the user gives as a mapping, ``config_dict``.
         decided: options that ``attach`` or ``update`` itself sets, such as the weights to start
             from.
         run_dir: folder of the new run; None for one that is named by the time.
-        keywords: arguments of :func:`run`, and options, that the user gives by name.
+        keywords: what the user gives by name: arguments of :func:`run`, and more options.
 
     Returns:
         The result of the new run.

@@ -116,12 +116,12 @@ def masked_attention(
     """Return softmax(M + q k^T / sqrt(e) + bias) v, with dropout on the weights in training.
 
     The mask M is -inf at hidden keys, else 0. Torch's ``scaled_dot_product_attention`` computes the
-    result, except in two cases, in which it would keep all [b, h, t, t] weights for the gradient:
+    result. But in two cases it would keep all [b, h, t, t] weights for the gradient, so
+    :func:`biased_attention` takes its place, which computes the weights of a few sequences at a
+    time:
 
-    - with dropout on a CPU (``drops_on_cpu``)
-    - without dropout, if all sequences share a bias with a gradient (``learns_shared_bias``).
-
-    Then :func:`biased_attention` computes the weights of a few sequences at a time.
+    - with dropout on a CPU, if the step is not compiled (``drops_on_cpu`` below)
+    - without dropout, if all sequences share a bias with a gradient (``learns_shared_bias`` below)
 
     Args:
         q, k, v: [b, h, t, e] query, key and value of b sequences, padded at their end.
@@ -136,9 +136,9 @@ def masked_attention(
     p = dropout.p if dropout.training else 0.0
     drops_on_cpu = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
     if bias is None and not drops_on_cpu:
-        # Torch's function makes a causal M itself (``is_causal``), which hides the padding, too: it
-        # is to the right of all interactions. Otherwise M hides padding only, of which a full batch
-        # has none.
+        # A causal M is made by torch's function itself (``is_causal``). It hides the padding, too,
+        # which is to the right of all interactions. An M that is not causal hides the padding only,
+        # so a batch without padding needs none.
         is_visible = None if causal or batch.is_full else ~make_mask(batch, causal)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=is_visible, dropout_p=p, is_causal=causal

@@ -554,20 +554,20 @@ class RelationLayer(TransformerLayer):
     def __init__(
         self, attention: RelationAttention, feed_forward: FeedForward, aggregates: bool, gated: bool
     ) -> None:
-        """Keep the two sub-layers, and create the gate of what may follow them, aggregation.
+        """Keep the two sub-layers, and create the gate of the aggregation that may follow them.
 
-        To aggregate is to sum the states of interactions of related users, the aggregate of a
-        state. There are three cases:
+        The aggregate of an interaction is the sum of the states of interactions of related users.
+        There are three cases:
 
-        - not ``aggregates``: the layer ends after the two sub-layers;
-        - ``aggregates`` and ``gated``: the aggregate is added, times a learned weight, the gate;
-        - ``aggregates`` only: the aggregate takes the place of the state.
+        - ``aggregates`` is False: the layer ends after the two sub-layers.
+        - Both are True: a state becomes itself plus the gate, a learned weight, times its aggregate.
+        - ``aggregates`` is True and ``gated`` False: the aggregate takes the place of the state.
 
         Args:
             attention: self-attention with heads of relations beside it.
             feed_forward: the network that follows.
-            aggregates: whether states are aggregated.
-            gated: whether the aggregate is added.
+            aggregates: whether aggregates are computed.
+            gated: whether they are added to the states. It is not read without ``aggregates``.
         """
         super().__init__(attention, feed_forward)
         self.aggregates = aggregates

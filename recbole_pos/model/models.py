@@ -141,8 +141,8 @@ def reads_users(name: str, model_class: type) -> bool:
 
     Args:
         name: name of the model.
-        model_class: class of the model. The plugin's and users' classes may say it by an attribute
-            ``reads_users``; of RecBole's models the table ``RECBOLE`` says it.
+        model_class: class of the model. Classes of this package and of users may have an attribute
+            ``reads_users`` that says it. For RecBole's models the mapping ``RECBOLE`` says it.
     """
     default = RECBOLE.get(name, {}).get("reads_users", False)
     return getattr(model_class, "reads_users", default)

@@ -212,7 +212,9 @@ class ContextualPosition(AttentionPosition):
     options = ("cape_positions",)
 
     def __init__(self, dimensions: Dimensions, *, cape_positions: int | None) -> None:
-        """Create the learned table ``weight``, with a vector for each whole position, at first 0.
+        """Create the learned table ``weight``, at first 0, with a vector for each position.
+
+        Positions are 0, 1, ...; :meth:`bias` interpolates between them.
 
         Args:
             dimensions: sizes of the model; vectors have the size of a head.

@@ -198,6 +198,10 @@ def _sum_decayed_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -
 def _decay_between_chunks(end: Tensor, previous_end: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the factors by which each chunk x (row) multiplies the sum of each chunk y (column).
 
+    end_y is the exponent of the decay at the last interaction of chunk y, counted from the first
+    interaction of all. What chunk y has summed up has decayed by exp(end_(x-1) - end_y) when chunk
+    x begins.
+
     The factor is exp(end_(x-1) - end_y) for earlier chunks, y < x, and 0 for all others. It is 1
     for the chunk just before x. With four chunks the rows are
 
@@ -207,7 +211,7 @@ def _decay_between_chunks(end: Tensor, previous_end: Tensor, dtype: torch.dtype)
         x = 4    exp(end_3 - end_1)  exp(end_3 - end_2)  1    0
 
     Args:
-        end: [b or 1, h, num_chunks, 1] float64 end_y of each chunk.
+        end: [b or 1, h, num_chunks, 1] float64, end_y of each chunk y.
         previous_end: the same of the chunk before each, end_(x-1).
         dtype: type of the result.
 

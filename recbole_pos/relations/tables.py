@@ -553,8 +553,9 @@ def _relate_within(
         [entities] int64 class of each item or user; and the sparse matrix [classes, classes] of
         relations.
     """
-    # Names below are those of the example. Number the different prices, 5 and 7, from 1, and the
-    # different sets, {b} and {b, c}; 0 is none. The items have the numbers 1, 2, 1 and 1, 1, 2.
+    # Names below are those of the example. The different prices, 5 and 7, get the numbers 1 and 2,
+    # and so do the different sets, {b} and {b, c}; the number 0 is for none. So the items have the
+    # price numbers 1, 2, 1 and the set numbers 1, 1, 2.
     price_number, prices = number_values(column)
     set_number, sets = number_token_sets(condition)
 

@@ -557,8 +557,9 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     # Compare each entry with all; later ones are set to infinity, as no minimum: n * n operations.
     index = torch.arange(x.size(dim), device=x.device)
     is_later = index[:, None] < index
-    lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf).amin(-1)
-    return lowest.movedim(-1, dim), torch.zeros_like(lowest, dtype=torch.int64)
+    entries = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf)
+    lowest = entries.amin(-1).movedim(-1, dim)
+    return lowest, torch.zeros_like(lowest, dtype=torch.int64)
 
 
 def _scalar(

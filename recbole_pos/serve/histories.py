@@ -528,9 +528,10 @@ def _read_columns(
         fields: features that the model reads.
 
     Returns:
-        The histories; None if the model reads features, or the table has more than the columns
-        ``items``, ``id`` and ``times``; if a column has nulls or another type, or times are missing
-        or wrong. Then the slower reading, row by row, must convert the values or say what is wrong.
+        The histories, or None in one of these cases: the model reads features; the table has a
+        column that is rarely given, such as the time of the request (``_RARE_KEYS``); a column has
+        nulls or an unusual type; times are missing or wrong. Then the slower reading, row by row,
+        must convert the values or say what is wrong.
     """
     columns = table.column_names
     if any(fields.values()) or _RARE_KEYS & set(columns):
@@ -548,7 +549,8 @@ def _read_columns(
     times = None
     if "times" in columns:
         times = _flatten_times(table["times"].combine_chunks(), lengths)
-    if times is None and ("times" in columns or needs_time):  # they are wrong, or missing
+    # ``_flatten_times`` returns None for times that are wrong; without the column they are missing
+    if times is None and ("times" in columns or needs_time):
         return None
 
     # Look up the id of each distinct name once. For the names b, a, b, Arrow's ``dictionary`` is

@@ -92,8 +92,9 @@ class PairNoise:
         within = sum(noise.within for noise in self.seed_noises)
         unit_variance = self.true_variance + within / num_seeds
 
-        # The noise of the means of both rows, which is 1 / n of that of a single seed as well.
-        # With one seed, the study cannot estimate it, and takes it from the runs that exist.
+        # The noise between seeds of each row's mean, which is 1 / n of that of a single seed, too.
+        # A study with several seeds estimates it from them, with few degrees of freedom. One with
+        # a single seed cannot, and takes the noise that was estimated from the runs that exist.
         noises = list(self.seed_noises)
         if num_seeds > 1:
             noises = [noise.average(num_seeds) for noise in noises]

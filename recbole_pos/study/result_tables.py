@@ -352,16 +352,17 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
     for bin_name, bin_means in means.groupby("bin", sort=False):  # bins in their order
-        # The highest mean as it is written, so that all means that look the same are bold. It is
-        # empty for a single row.
+        # The highest mean as it is written, so that all means that look the same are bold. With a
+        # single row nothing is bold, and it is the empty text.
         best = _format_best(bin_means["mean"])
         bin_differences = differences[differences["bin"] == bin_name]
         cells = []
         for row, mean in zip(bin_means["row"], bin_means["mean"], strict=True):
             text = format_number(mean)
             is_best = text != "" and text == best
-            # This cell has the difference as its text, and the interval as its detail. Here both
-            # are the detail. They are empty for the reference.
+            # ``_make_difference_cell`` makes a cell of its own, with the difference as its text and
+            # the interval as its detail. In this table both stand below the mean, as the detail of
+            # the mean's cell. Both are empty for the reference.
             difference = _make_difference_cell(bin_differences, row)
             detail = f"{difference.text} {difference.detail}".strip()
             cells.append(Cell(text, detail, is_best))

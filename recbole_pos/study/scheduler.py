@@ -100,7 +100,8 @@ class Scheduler:
 
         # At first all fits wait, and nothing is known about them.
         self.waiting = list(self.fits)
-        # Name of a fit -> how it ended (done or failed), why it failed, and its run's folder
+        # Three mappings from the name of a fit: how it ended (done or failed); why it failed; and
+        # the digest of its configuration, which is the name of its run folder.
         self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
