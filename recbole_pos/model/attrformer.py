@@ -560,7 +560,7 @@ class RelationLayer(TransformerLayer):
         There are three cases:
 
         - ``aggregates`` is False: the layer ends after the two sub-layers.
-        - Both are True: a state becomes itself plus the gate, a learned weight, times its aggregate.
+        - Both are True: to a state its aggregate is added, times a learned weight, the gate.
         - ``aggregates`` is True and ``gated`` False: the aggregate takes the place of the state.
 
         Args:
