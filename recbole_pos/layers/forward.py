@@ -4,18 +4,19 @@ A batch has m interactions of b histories, packed, the longest of length t (``se
 E [items, d] are the item vectors, h heads have e = d / h columns each.
 
     (1)  x  = E[item] + P                                     input          [m, d]
-    (2)  a  = x + W_O heads(LayerNorm(x))                     every layer    [m, d]
+    (2)  a  = x + heads(LayerNorm(x)) W_O + b_O               every layer    [m, d]
     (3)  o  = softmax( M + B + (R q) (U^T R k)^T / sqrt(e) ) L v     every head   [m, h, e]
-    (4)  x' = a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2       every layer    [m, d]
-    (5)  s  = LayerNorm(x) at the queries                     states         [queries, d]
-    (6)  z  = s E^T                                           scores         [queries, items]
+    (4)  x' = a + act(LayerNorm(a) W_1 + b_1) W_2 + b_2       every layer    [m, d]
+    (5)  s  = LayerNorm(x) of the rows that predict           states         [rows, d]
+    (6)  z  = s E^T                                           scores         [rows, items]
     (7)  loss = mean of -log softmax(z)[target]                              scalar
 
-q, k and v are W_Q, W_K and W_V times LayerNorm(x). P, R, U, B and L are the hooks of position
-schemes (``hooks.py``), by default zero or the identity: P is added to the input, R rotates query
-and key, U mixes keys and L values with older interactions, B adds a bias to the dot products over
-sqrt(e). M hides newer interactions. This is with ``norm: pre``; ``post`` normalises sums instead.
-Modules carry RecBole's names (``query``, ``dense``, ...), so weights of its SASRec load strictly.
+q, k and v are LayerNorm(x) times W_Q, W_K and W_V, plus a bias each. P, R, U, B and L are the hooks
+of position schemes (``hooks.py``), by default zero or the identity: P is added to the input, R
+rotates query and key, U mixes keys and L values with older interactions, B adds a bias to the dot
+products over sqrt(e). M hides newer interactions. This is with ``norm: pre``; ``post`` normalises
+sums instead. Modules carry RecBole's names (``query``, ``dense``, ...), so weights of its SASRec
+load strictly.
 """
 
 from __future__ import annotations
@@ -179,13 +180,13 @@ class MultiHeadAttention(nn.Module):
         self.causal = options.causal
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return a = x + W_O heads(LayerNorm(x)), [m, d] (step 2)."""
+        """Return a = x + heads(LayerNorm(x)) W_O + b_O, [m, d] (step 2)."""
         out = self.attention(self.LayerNorm(x) if self.pre_norm else x, batch)
         out = x + self.out_dropout(out)
         return out if self.pre_norm else self.LayerNorm(out)
 
     def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the output of attention, W_O heads(x), before the residual is added.
+        """Return the output of attention, heads(x) W_O + b_O, before the residual is added.
 
         The position scheme, a module that knows order and times, may compute attention itself
         (``attend``, which otherwise returns None). If it does not, ``apply_hooks`` lets it change
@@ -337,7 +338,7 @@ class FeedForward(nn.Module):
         self.pre_norm = options.norm == "pre"
 
     def forward(self, a: Tensor) -> Tensor:
-        """Return a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2, [m, d] (step 4)."""
+        """Return a + act(LayerNorm(a) W_1 + b_1) W_2 + b_2, [m, d] (step 4)."""
         hidden = self.LayerNorm(a) if self.pre_norm else a
         out = a + self.dropout(self.dense_2(self.activation(self.dense_1(hidden))))
         return out if self.pre_norm else self.LayerNorm(out)

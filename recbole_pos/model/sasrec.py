@@ -28,8 +28,8 @@ class PosSASRec(PosRecommender):
     """SASRec with any ``position`` schemes, pre- or post-norm, or HSTU's blocks instead of its own
     (Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018).
 
-    With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
-    weights of the latter load strictly and give the same outputs.
+    With ``norm: post``, ``position_from: oldest``, ``hidden_act: gelu`` and ``embedding_scale:
+    False`` it is RecBole's SASRec: weights of the latter load strictly and give the same outputs.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}

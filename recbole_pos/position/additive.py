@@ -248,9 +248,9 @@ class LearnedPosition(LearnedEncoding):
 class SinusoidalPosition(FixedEncoding):
     """Fixed sines and cosines, x + P (Vaswani et al., Attention Is All You Need, 2017).
 
-    P[p, 2i] = sin(p / 10000^(2i/d)) and P[p, 2i + 1] = cos of the same. Its entries are of size 1,
-    so item vectors should be too: set ``embedding_scale: True``. From the oldest interaction it is
-    ``spe``; from the newest it has the information of ``rspe``, but p falls with the age.
+    P = S(n - 1 - age), or S(pos) if positions are counted from the oldest interaction. Its entries
+    are of size 1, so item vectors should be too: set ``embedding_scale: True``. From the oldest
+    interaction it is ``spe``; from the newest it has the information of ``rspe``, counted down.
 
     Args:
         position_from: see :class:`LearnedPosition`.
