@@ -14,7 +14,7 @@ E [items, d] are the item vectors, h heads have e = d / h columns each.
 q, k and v are LayerNorm(x) times W_Q, W_K and W_V, plus a bias each. P, R, U, B and L are the hooks
 of position schemes (``hooks.py``), by default zero or the identity: P is added to the input, R
 rotates query and key, U mixes keys and L values with older interactions, B adds a bias to the dot
-products over sqrt(e). M hides newer interactions. The rows that predict are called queries below.
+products over sqrt(e). M hides newer interactions. Below, a row that predicts is a query, too.
 This is with ``norm: pre``; ``post`` normalises sums instead. Modules carry RecBole's names
 (``query``, ``dense``, ...), so weights of its SASRec load strictly.
 """
