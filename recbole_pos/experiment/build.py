@@ -398,8 +398,7 @@ def _require_same_options(earlier: dict[str, Any], config: Options, option: str)
     if missing:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
 
-    # Compare the options that shape the weights: the dataset's name, those of the model, and those
-    # of its position schemes.
+    # Compare the options that shape the weights: of the data, of the model and of its schemes.
     names = _list_shaping_options(model, present)
     if option == "update_from":
         names.append("model")

@@ -198,12 +198,10 @@ def _sum_decayed_chunks(q: Tensor, k: Tensor, v: Tensor, a: Tensor, c: Tensor) -
 def _decay_between_chunks(end: Tensor, previous_end: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the factors by which each chunk x (row) multiplies the sum of each chunk y (column).
 
-    end_y is the exponent of the decay at the last interaction of chunk y, counted from the first
-    interaction of all. What chunk y has summed up has decayed by exp(end_(x-1) - end_y) when chunk
-    x begins.
-
-    The factor is exp(end_(x-1) - end_y) for earlier chunks, y < x, and 0 for all others. It is 1
-    for the chunk just before x. With four chunks the rows are
+    end_y is the exponent c of the last interaction of chunk y, as in :func:`_sum_decayed_chunks`.
+    The sum of an earlier chunk, y < x, decays by exp(end_(x-1) - end_y) until the end of the chunk
+    before x: this is its factor, 1 for the chunk just before x. Other chunks have the factor 0.
+    With four chunks the rows are
 
         x = 1    0                   0                   0    0
         x = 2    1                   0                   0    0
